@@ -127,6 +127,8 @@ class WatcherPart(Parts):
     brief: Callable[[], Document | None] | None = None
     #: Further members of a sandbox's entry in the status document.
     members: Callable[[SandboxState], Document] | None = None
+    #: Sentences on what it would change besides masks of threads, for `vmpin plan`.
+    planned: Callable[[], Sequence[str]] | None = None
     health: Callable[[], Iterable[SourceHealth]] | None = None
     metrics: Callable[[ScrapeData], Iterable[Metric]] | None = None
 

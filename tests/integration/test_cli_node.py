@@ -139,7 +139,7 @@ def test_every_verb_speaks_json(lab: Lab) -> None:
     threads = len(node.sandbox(lab.vm.sandbox)["threads"])
     assert node.data("verify") == {"version": 1, "ok": True, "threads": threads, "sandboxes": 1, "drift": [],
                                    "collisions": [], "contested": [], "unmanaged": [], "unknown_owners": []}
-    assert node.data("plan") == {"version": 1, "operations": [], "unmanaged": []}
+    assert node.data("plan") == {"version": 1, "operations": [], "unmanaged": [], "of_features": []}
     reconciled = node.data("repin")
     assert (reconciled["vms"], reconciled["operations"]) == (1, [])
     explained = node.data("status", "--explain", lab.vm.sandbox)

@@ -147,7 +147,7 @@ def answers() -> dict[str, Any]:
     set_again = [operation(4125, "vcpu", 2, "42", "0-63"),
                  operation(4140, "virtiofsd", None, "0-7,32-39,44-47,56-63", "8")]
     return {"status": status(), "proof": proof(), "allocations": allocations(),
-            "plan": {"version": 1, "operations": set_again, "unmanaged": [DB]},
+            "plan": {"version": 1, "operations": set_again, "unmanaged": [DB], "of_features": []},
             "unpinning": {"version": 1, "dry_run": True, "operations": set_again, "held": [SHOP], "guests": [SHOP]},
             "reconcile": {"version": 1, "vms": 2, "seconds": 0.01, "operations": [
                 {**set_again[0], "outcome": "done", "got": "42", "why": ""},

@@ -73,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
         title = title_of(sandbox, names)
         print_text(f"{title} is unmanaged: its threads keep their masks (vmpin status "
                    f"{title.removeprefix('sandbox ')} --explain)")
-    print(f"to set: {threads_of(operations)}" if operations else "nothing to do: every thread is in place")
+    for text in plan["of_features"]:
+        print_text(text)
+    if operations or not plan["of_features"]:
+        print(f"to set: {threads_of(operations)}" if operations else "nothing to do: every thread is in place")
     return 0
 
 

@@ -110,7 +110,8 @@ class Control:
         if watcher.stopping and operation in ("reconcile", "unpin"):
             raise WatcherError(f"{operation}: the watcher is about to end", "repeat the command when it has ended")
         if operation == "plan":
-            return collector.planned(view, reconciler.resync(act=False))
+            others = present(part.planned for part in watcher.parts.values())
+            return collector.planned(view, reconciler.resync(act=False), [text for plan in others for text in plan()])
         if operation == "reconcile":
             reconciler.take_back(view.sandboxes if only is None else [only])
             return collector.outcome(watcher.refresh_everything())

@@ -273,10 +273,11 @@ def outcome(report: PassReport) -> dict[str, object]:
             "seconds": round(report.seconds, 6)}
 
 
-def planned(view: NodeView, report: PassReport) -> dict[str, object]:
-    """The operations that a pass would carry out, and the unmanaged VMs, for `vmpin plan`."""
+def planned(view: NodeView, report: PassReport, of_features: Iterable[str] = ()) -> dict[str, object]:
+    """The operations that a pass would carry out, and the unmanaged VMs, for `vmpin plan`.
+    :param of_features: sentences on what features would change."""
     return {"version": VERSION, "operations": [_operation(result.operation) for result in report.results],
-            "unmanaged": sorted(view.unmanaged)}
+            "unmanaged": sorted(view.unmanaged), "of_features": list(of_features)}
 
 
 def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:

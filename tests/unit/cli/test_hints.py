@@ -156,7 +156,8 @@ def test_the_parsers_take_each_command_of_the_documentation() -> None:
 
 def test_a_plan_names_a_sandbox_without_a_pod_as_status_takes_it(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(plan, "ask", lambda *given, **named: {"operations": [], "unmanaged": ["ab" * 32]})
+    monkeypatch.setattr(plan, "ask", lambda *given, **named: {"operations": [], "unmanaged": ["ab" * 32],
+                                                               "of_features": []})
     monkeypatch.setattr(plan, "known_names", lambda *given: {})
     (tmp_path / "vmpin.yaml").touch()
     assert main(["plan", "--config", str(tmp_path / "vmpin.yaml")]) == 0
@@ -173,3 +174,12 @@ def test_the_table_of_exit_codes_has_every_command() -> None:
     rows = [line.split(" | ")[0].strip("| ").replace("`", "") for line in text.splitlines() if line.startswith("| `")]
     assert sorted(name for row in rows for name in row.split(", ")) == sorted(verb_modules())
     assert "docs/exit-codes.md" in (Path(__file__).parents[3] / "README.md").read_text()
+
+
+def test_a_plan_has_what_features_would_change(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                               tmp_path: Path) -> None:
+    monkeypatch.setattr(plan, "ask", lambda *given, **named: {"operations": [], "unmanaged": [],
+                                                               "of_features": ["move IRQ 7 (eth0) to CPUs 1, was 2"]})
+    (tmp_path / "vmpin.yaml").touch()
+    assert main(["plan", "--config", str(tmp_path / "vmpin.yaml")]) == 0
+    assert capsys.readouterr().out == "move IRQ 7 (eth0) to CPUs 1, was 2\n"
