@@ -3,6 +3,7 @@
 NAMES = (
     "allocator",
     "isolation",
+    "irqs",
     "network",
     "memory",
     "gather",

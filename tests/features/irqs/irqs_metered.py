@@ -1,0 +1,13 @@
+"""The part of irqs in a watcher whose metrics are scraped (metered)."""
+
+from __future__ import annotations
+
+from vmpin.cpuset import CpuSet
+from vmpin.feature import WatcherPart
+from vmpin.features.irqs.interrupt_table import IrqKind
+from vmpin.features.irqs.irq_metrics import irq_families
+
+
+def filled(cpus: CpuSet) -> WatcherPart:
+    """Each kind of interrupt has come."""
+    return WatcherPart(metrics=lambda scrape: irq_families({(cpus.first, kind): 3 for kind in IrqKind}))

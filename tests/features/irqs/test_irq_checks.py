@@ -1,0 +1,95 @@
+"""The doctor's checks of interrupts and of irqbalance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_facts import facts, status, verdict
+from irq_tree import IrqTree
+from trees import make_tree
+
+from vmpin.config.loading import load
+from vmpin.cpuset import CpuSet
+from vmpin.doctor.finding import CheckResult, Level
+from vmpin.domain.facts import CpuFacts, Daemon, Kernel
+from vmpin.features.irqs.irq_facts import irq_facts
+
+RUNS = (Daemon("irqbalance", "irqbalance", 4),)
+
+
+def found(*interrupts: list[Any], **more: Any) -> dict[str, Any]:
+    return {"interrupts": list(interrupts), "trouble": "", "banned": {}, "workqueues": "", **more}
+
+
+def judged(name: str, interrupts: dict[str, Any], **changes: Any) -> CheckResult:
+    return verdict(name, replace(facts(), of_features={"irqs": interrupts}, **changes))
+
+
+def test_movable_interrupts_on_exclusive_cpus_are_warned_of() -> None:
+    result = judged("irqs", found([142, "eth0", "0-7", "3", False], [7, "nvme0q3", "3", "3", True],
+                                  [8, "ttyS0", "0-7", "1", False]))
+    assert (result.level, result.what) == (Level.WARN, "1 interrupt of devices on exclusive CPUs: IRQ 142 (eth0)")
+    assert result.remedy.startswith("irqs.policy: away moves them")
+    assert result.evidence[:2] == ("IRQ 142 (eth0) on exclusive CPUs 3",
+                                   "IRQ 7 (nvme0q3) on exclusive CPUs 3: its mask is fixed")
+    assert any("isolcpus=managed_irq,2-3" in line for line in result.evidence)
+
+
+def test_fixed_interrupts_alone_are_no_fault_and_kernel_work_is_advice() -> None:
+    result = judged("irqs", found([7, "nvme0q3", "3", "3", True], workqueues="0-7"))
+    assert result.level is Level.OK
+    assert ["managed_irq" in result.evidence[1], "workqueue/cpumask" in result.evidence[2],
+            "rcu_nocbs=2-3" in result.evidence[3]] == [True] * 3
+    quiet = judged("irqs", found(workqueues="0-1"), kernel=Kernel("6.12", (6, 12), ("rcu_nocbs=2-3",)))
+    assert (quiet.level, quiet.evidence) == (Level.OK, ())
+    assert judged("irqs", found(trouble="/proc/interrupts: no")).level is Level.UNKNOWN
+
+
+def test_what_the_watcher_has_moved_and_what_stays_is_evidence() -> None:
+    entry = {"policy": "away", "moved": 3, "kept": [{"irq": 7, "name": "nvme0q3", "cpus": "3", "why": "managed"}]}
+    result = judged("irqs", found(), status=status() | {"features": {"irqs": entry}})
+    assert result.evidence[:2] == ("the watcher has set the masks of 3 interrupts, with the default mask",
+                                   "1 stay: managed")
+
+
+def test_irqbalance_without_a_ban_list_is_warned_of() -> None:
+    result = judged("irqbalance", found(), daemons=RUNS)
+    assert (result.level, result.what) == (Level.WARN, "irqbalance may move interrupts to exclusive CPUs 2-3")
+    assert "IRQBALANCE_BANNED_CPULIST=2-3 in /etc/default/irqbalance" in result.remedy
+
+
+@pytest.mark.parametrize(("banned", "level"), [
+    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2-7"}, "ok"),
+    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2"}, "warn"),
+    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "x-y"}, "warn"),
+    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPUS": "0c"}, "warn"),
+    ({"/run/irqbalance/irqbalance4.sock": "2-3"}, "ok"),
+    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2-7", "/run/irqbalance/irqbalance4.sock": ""}, "warn")])
+def test_what_irqbalance_leaves_alone(banned: dict[str, str], level: str) -> None:
+    assert judged("irqbalance", found(banned=banned), daemons=RUNS).level == level
+
+
+def test_an_irqbalance_that_does_not_run_or_leaves_isolated_cpus_alone_is_well() -> None:
+    assert judged("irqbalance", found()).what == "irqbalance does not run"
+    isolated = CpuFacts(CpuSet.parse("0-7"), CpuSet.parse("0-7"), isolated=CpuSet.parse("2-3"))
+    assert judged("irqbalance", found(), daemons=RUNS, cpus=isolated).level is Level.OK
+    assert judged("irqbalance", found(), sees=False).level is Level.UNKNOWN
+
+
+def test_facts_are_read_of_the_node(tmp_path: Path) -> None:
+    tree = IrqTree(tmp_path)
+    tree.add(142, "eth0", "2-3")
+    tree.add(7, "nvme0q1", "5", fixed=True)
+    make_tree(tmp_path, "sys/devices/virtual/workqueue/cpumask = 0f\n"
+              "etc/default/irqbalance = #IRQBALANCE_BANNED_CPULIST=9\\nIRQBALANCE_BANNED_CPULIST=\"2-3\" # no\n")
+    config = load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.sys": str(tmp_path / "sys")})
+    assert irq_facts(config, tmp_path) == {
+        "interrupts": [[142, "eth0", "2-3", "2", False], [7, "nvme0q1", "5", "5", True]], "trouble": "",
+        "banned": {"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2-3"}, "workqueues": "0-3"}
+    tree.set(142, "4")
+    assert irq_facts(config, tmp_path)["interrupts"][0] == [142, "eth0", "4", "4", False], "it has not come since"
+    (tmp_path / "proc/interrupts").unlink()
+    assert irq_facts(config, tmp_path)["trouble"].endswith("interrupts: No such file or directory")

@@ -1,0 +1,156 @@
+"""Interrupts in a watcher: readings by interval, the status, and that the feature costs nothing while it is off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from interrupt_files import interrupts
+from irq_tree import IrqTree
+from irqs_part import DB, SHOP, part
+from metered import metered
+from trees import make_tree
+
+from vmpin.config.loading import load
+from vmpin.cpuset import CpuSet
+from vmpin.domain.desired_state import SandboxState
+from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.features.irqs.irq_plan import IrqRoom
+from vmpin.features.irqs.irqs_watcher_part import IrqReader, NodeIrqs, Owners
+from vmpin.features.irqs.manifest import FEATURE
+from vmpin.features.irqs.originals_file import OriginalsFile
+
+NAMES = {142: "eth0-TxRx-3", 150: "vfio-msix[0](0000:3b:00.0)"}
+
+
+def owners(**more: SandboxId) -> Owners:
+    cpus: Mapping[int, SandboxId] = {2: SHOP, 3: SHOP, 6: DB, **{int(cpu[1:]): owner for cpu, owner in more.items()}}
+    return Owners(cpus, IrqRoom(CpuSet.parse("0-7"), CpuSet(cpus), CpuSet.parse("0-1")), {SHOP: ThreadId(7, 1)},
+                  {SHOP: CpuSet.parse("1-3")})
+
+
+class Machine:
+    """Its interrupts grow by `count`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.tree = root, IrqTree(root)
+        for number, name in NAMES.items():
+            self.tree.add(number, name)
+        make_tree(root, "sys/kernel/iommu_groups/12/devices/0000:3b:00.0/vendor = 1\nproc/7/fd/\n"
+                  "proc/softirqs =     CPU0\n")
+        (root / "proc/7/fd/3").symlink_to("/dev/vfio/12")
+        self.counts: dict[tuple[int, int], int] = {}
+        self.count()
+
+    def count(self, **grown: int) -> None:
+        """:param grown: by interrupt and CPU, as i142_2."""
+        for key, count in grown.items():
+            number, cpu = map(int, key[1:].split("_"))
+            self.counts[number, cpu] = self.counts.get((number, cpu), 0) + count
+        (self.root / "proc/interrupts").write_bytes(interrupts(range(8), NAMES, self.counts))
+
+
+def test_an_interval_has_the_interrupts_of_cpus_that_kept_their_owner(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    reader = IrqReader(machine.tree.files, None)
+    assert reader.read(owners()).seconds == 0.0
+    machine.count(i142_2=310, i142_6=5, i142_0=7, i150_3=20)
+    reading = reader.read(owners(c6=SHOP))
+    assert reading.seconds > 0
+    assert [(cpu.cpu, [row.name for row, _ in cpu.devices]) for cpu in reading.cpus] == [
+        (2, ["eth0-TxRx-3"]), (3, ["vfio-msix[0](0000:3b:00.0)"])]
+    assert {(cpu, str(kind)): count for (cpu, kind), count in reading.counts.items()} == {
+        (2, "device"): 310, (3, "device"): 20}
+    assert reading.owners == {"0000:3b:00.0": SHOP}
+    assert [(device.row.irq, device.sandbox, str(device.cpus)) for device in reading.devices] == [(150, SHOP, "0-7")]
+
+
+def test_the_devices_of_vms_are_looked_for_where_one_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, looked = Machine(tmp_path), list[int]()
+    found = machine.tree.files.vfio_devices
+
+    def devices(pid: int) -> Iterator[str]:
+        looked.append(pid)
+        return found(pid)
+
+    monkeypatch.setattr(machine.tree.files, "vfio_devices", devices)
+    reader = IrqReader(machine.tree.files, None)
+    for _ in range(3):
+        reader.read(owners())
+    assert looked == [7]
+    reader.read(owners()._replace(vms={DB: ThreadId(7, 5)}))
+    assert looked == [7, 7]
+
+
+def test_off_it_is_no_part_of_the_watcher_and_gives_back_what_an_earlier_one_moved(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    assert part(tmp_path, "off") is None
+    for policy in ("see", "off"):
+        part(tmp_path, "away").tasks["irqs"].__self__._reader.read(owners())
+        assert machine.tree.masks() == {142: "0-1,4-5,7", 150: "1", -1: "0-1,4-5,7"}
+        part(tmp_path, policy).begin()
+        assert set(machine.tree.masks().values()) == {"0-7"}
+        assert not (tmp_path / "run/irqs.json").exists()
+
+
+def test_a_reader_that_is_closed_moves_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    away = part(tmp_path, "away")
+    away.end()
+    away.tasks["irqs"].__self__._reader.read(owners())
+    assert set(machine.tree.masks().values()) == {"0-7"}
+
+
+def test_the_status_has_rates_and_what_stays(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.tree.add(7, "nvme0q3", "3", fixed=True)
+    names = {**NAMES, 7: "nvme0q3"}
+    (tmp_path / "proc/interrupts").write_bytes(interrupts(range(8), names, {}))
+    away = part(tmp_path, "away")
+    node: NodeIrqs = away.tasks["irqs"].__self__
+    node._reader.read(owners())
+    (tmp_path / "proc/interrupts").write_bytes(interrupts(range(8), names, {(7, 3): 1000, (150, 2): 10}))
+    node.reading = node._reader.read(owners())._replace(seconds=10.0)
+    data = away.status()
+    assert (data["policy"], data["moved"], data["trouble"]) == ("away", 3, "")
+    assert [kept["name"] for kept in data["kept"]] == ["nvme0q3"]
+    assert away.planned() == data["due"] == []
+    assert [(cpu["cpu"], cpu["interrupts"][0]["name"]) for cpu in data["cpus"]] == [
+        (2, "vfio-msix[0](0000:3b:00.0)"), (3, "nvme0q3")]
+    cast(Any, node._view).ownership = SimpleNamespace(claims={SHOP: SimpleNamespace(cpus=CpuSet((3,)))})
+    members = away.members(SandboxState(SHOP))["interrupts"]
+    assert [cpu["cpu"] for cpu in members["cpus"]] == [3]
+    assert members["devices"] == [{"irq": 150, "name": NAMES[150], "cpus": "1"}]
+    assert away.members(SandboxState(DB))["interrupts"] == {"cpus": [], "devices": []}
+
+
+async def until(node: NodeIrqs, reached: Callable[[object], bool]) -> None:
+    """Have it read again and again, until its trouble is as it is to be."""
+    while not reached(node.data()["trouble"]):
+        node._changed.set()
+        await asyncio.sleep(0.01)
+
+
+async def test_files_that_cannot_be_read_are_reported_and_tried_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (tmp_path / "proc/interrupts").unlink()
+    with metered(tmp_path / "node") as metered_node:
+        node = NodeIrqs(metered_node.view, IrqReader(machine.tree.files, None), "see")
+        task = asyncio.create_task(node.run())
+        try:
+            await until(node, lambda trouble: bool(trouble))
+            machine.count()
+            await until(node, lambda trouble: not trouble)
+        finally:
+            task.cancel()
+
+
+def test_the_originals_file_is_removed_with_the_run_directory(tmp_path: Path) -> None:
+    assert FEATURE.files is not None
+    config = load(None, {}, {"paths.run": str(tmp_path)})
+    assert list(FEATURE.files(config)) == [tmp_path / "irqs.json"]
+    assert OriginalsFile(tmp_path / "irqs.json", "boot").load().irqs == {}

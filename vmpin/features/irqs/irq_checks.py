@@ -1,0 +1,87 @@
+"""The checks of interrupts: whether exclusive CPUs take them, and whether irqbalance may move more there. Pure."""
+
+from __future__ import annotations
+
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
+from vmpin.doctor.finding import CheckResult, ok, several, unknown, warn
+from vmpin.domain.facts import NodeFacts
+from vmpin.domain.terminal import number_of
+
+_SHOWN = 20
+
+
+def irqs(facts: NodeFacts) -> CheckResult:
+    """Judge the interrupts of devices by the CPUs that their controllers chose."""
+    found, exclusive = facts.of_features["irqs"], facts.exclusive
+    if found["trouble"]:
+        return unknown(found["trouble"])
+    if not exclusive:
+        return ok("no CPU is exclusive")
+    there = [(number, name, CpuSet.parse(chosen) & exclusive, fixed)
+             for number, name, _, chosen, fixed in found["interrupts"]
+             if not CpuSet.parse(chosen).isdisjoint(exclusive)]
+    texts = [f"IRQ {number} ({name}) on exclusive CPUs {cpus}{': its mask is fixed' * fixed}"
+             for number, name, cpus, fixed in there]
+    evidence = [*texts[:_SHOWN], *([f"and {len(texts) - _SHOWN} more"] if texts[_SHOWN:] else []),
+                *_moved(facts), *_kernel_work(facts, any(fixed for *_, fixed in there))]
+    movable = [f"IRQ {number} ({name})" for number, name, _, fixed in there if not fixed]
+    if not movable:
+        return ok("no interrupt of a device that can be moved is on an exclusive CPU", *evidence)
+    return warn(f"{number_of(len(movable), 'interrupt')} of devices on exclusive CPUs: {several(movable)}",
+                "irqs.policy: away moves them (docs/irqs.md); or irqaffinity= on the kernel's command line, and their "
+                "smp_affinity_list", *evidence)
+
+
+def _moved(facts: NodeFacts) -> list[str]:
+    """Describe what the watcher has moved, and what not."""
+    entry = facts.status.get("features", {}).get("irqs")
+    if not entry or entry["policy"] != "away":
+        return []
+    why = dict.fromkeys(kept["why"] for kept in entry["kept"])
+    return [f"the watcher has set the masks of {number_of(entry['moved'], 'interrupt')}, with the default mask",
+            *(f"{sum(kept['why'] == reason for kept in entry['kept'])} stay: {reason}" for reason in why)]
+
+
+def _kernel_work(facts: NodeFacts, fixed: bool) -> list[str]:
+    """Describe what vmpin does not move, and how to."""
+    exclusive, parameters = facts.exclusive, dict.fromkeys(text.partition("=")[0] for text in facts.kernel.parameters)
+    lines = []
+    if fixed:
+        lines.append(f"isolcpus=managed_irq,{exclusive} on the kernel's command line keeps interrupts with fixed "
+                     "masks off, as far as their queues have other CPUs")
+    workqueues = CpuSet.parse(facts.of_features["irqs"]["workqueues"])
+    if not workqueues.isdisjoint(exclusive):
+        lines.append("unbound kernel workers may use exclusive CPUs: write the mask of the other CPUs to "
+                     "/sys/devices/virtual/workqueue/cpumask")
+    if not {"rcu_nocbs", "nohz_full"} & parameters.keys():
+        lines.append(f"RCU's callbacks run where they arise: rcu_nocbs={exclusive} on the kernel's command line moves "
+                     "them to threads")
+    return lines
+
+
+def irqbalance(facts: NodeFacts) -> CheckResult:
+    """Judge whether irqbalance may move interrupts to exclusive CPUs."""
+    running = [daemon for daemon in facts.daemons if daemon.kind == "irqbalance"]
+    banned = facts.of_features["irqs"]["banned"]
+    evidence = [f"irqbalance pid {daemon.pid}" for daemon in running]
+    evidence += [f"{name}{'=' if ': ' in name else ' leaves alone CPUs '}{value}" for name, value in banned.items()]
+    if not running:
+        return ok("irqbalance does not run", *evidence) if facts.sees else unknown(
+            "the node's processes are invisible here", *evidence, remedy="run this as root; in a pod: hostPID: true")
+    asked = [cpus for name, cpus in banned.items() if ": " not in name]
+    # What an irqbalance answers counts; without an answer, its configuration, and what it leaves alone by itself.
+    left_alone = union(map(_cpus, asked)) if asked else facts.cpus.isolated | facts.cpus.nohz_full | union(
+        _cpus(cpus) for name, cpus in banned.items() if name.endswith("CPULIST"))
+    open_to = facts.exclusive - left_alone
+    if open_to:
+        return warn(f"irqbalance may move interrupts to exclusive CPUs {open_to}",
+                    f"irqs.policy: away has it leave them alone over its socket; or IRQBALANCE_BANNED_CPULIST="
+                    f"{facts.exclusive} in /etc/default/irqbalance (or /etc/sysconfig), and restart it", *evidence)
+    return ok("irqbalance runs, and leaves exclusive CPUs alone", *evidence)
+
+
+def _cpus(text: str) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except CpuSetError:
+        return EMPTY

@@ -1,0 +1,62 @@
+"""Facts for the doctor's checks of interrupts: the interrupts of devices with their masks, irqbalance's own lists, and
+the mask of the kernel's workqueues."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from vmpin.config.settings import Config
+from vmpin.cpuset import CpuSet
+from vmpin.errors import SourceError
+from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles, parse_mask
+from vmpin.features.irqs.irq_mover import read_irqs
+from vmpin.features.irqs.irq_plan import Irq
+from vmpin.features.irqs.irqbalance import banned_cpus, irqbalance_sockets
+from vmpin.host.files import Files
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import text_of
+
+_CONFIGURATIONS = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
+_BANNED = re.compile(r"^\s*(?:export\s+)?(IRQBALANCE_BANNED_CPU(?:LIST|S))=[\"']?([^\"'#\n]*)", re.MULTILINE)
+
+
+def irq_facts(config: Config, root: Path) -> dict[str, Any]:
+    """Read the node. `interrupts`: of each device's the number, the name, the mask, the CPUs that the controller
+    chose, and whether the mask is fixed. `banned`: by file or socket, the CPUs that irqbalance leaves alone.
+    `workqueues`: the CPUs of unbound workqueues."""
+    files = IrqFiles(Procfs(config.paths.proc), config.paths.sys)
+    facts: dict[str, Any] = {"interrupts": [], "trouble": "", "banned": _settings(Files(root)), "workqueues": ""}
+    for path in irqbalance_sockets():
+        if (cpus := banned_cpus(path)) is not None:
+            facts["banned"][path] = str(cpus)
+    workqueues = parse_mask(text_of(f"{config.paths.sys}/devices/virtual/workqueue/cpumask"))
+    facts["workqueues"] = "" if workqueues is None else str(workqueues)
+    try:
+        rows = list(files.interrupts().rows())
+    except OSError as err:
+        return facts | {"trouble": f"{files.proc.root}/interrupts: {err.strerror}"}
+    facts["interrupts"] = [
+        [irq.number, irq.name, str(irq.mask), str(_chosen(files, irq)), files.fixed(irq.number)]
+        for irq in read_irqs(files, rows) if irq.name and irq.number != DEFAULT]
+    return facts
+
+
+def _chosen(files: IrqFiles, irq: Irq) -> CpuSet:
+    """The CPUs that an interrupt's controller chose. On x86 without interrupt remapping it chooses anew when the
+    interrupt comes the next time (kernel/irq/migration.c); until then its mask counts."""
+    chosen = files.effective(irq.number)
+    return chosen if chosen is not None and chosen <= irq.mask else irq.mask
+
+
+def _settings(files: Files) -> dict[str, str]:
+    """Read the CPUs that irqbalance's configuration bans, by file and key."""
+    settings: dict[str, str] = {}
+    for path in _CONFIGURATIONS:
+        try:
+            text = files.text(path) or ""
+        except SourceError:
+            continue
+        settings |= {f"{path}: {key}": value.strip() for key, value in _BANNED.findall(text)}
+    return settings

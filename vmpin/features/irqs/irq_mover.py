@@ -1,0 +1,216 @@
+"""Moves interrupts away from exclusive CPUs, and gives them their masks back. All of it blocks: it runs in a thread.
+
+The originals are saved before a mask is set. What the kernel refuses for good is not tried again; what another program
+sets again and again is left to it for a while, by the rules for threads (`drift.*`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.contention import Contention, ContentionRules
+from vmpin.features.irqs import irqbalance
+from vmpin.features.irqs.interrupt_table import IrqKind, IrqRow
+from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles
+from vmpin.features.irqs.irq_plan import Irq, IrqOriginal, IrqRoom, MaskWrite, plan, restoring
+from vmpin.features.irqs.originals_file import IrqOriginals, OriginalsFile
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[int, str]
+FIXED = "the kernel does not let its mask be set (a managed interrupt, or one of a single CPU)"
+STUCK = "no CPU is left that is not exclusive"
+READ_ONLY = "/proc/irq is read-only for the watcher (`vmpin help irqs`)"
+RESTING = "another program sets its mask again and again (drift.on_contention)"
+
+
+class KeptIrq(NamedTuple):
+    """An interrupt that stays on exclusive CPUs (`cpus`), and why."""
+
+    irq: Irq
+    cpus: CpuSet
+    why: str
+
+
+class Moved(NamedTuple):
+    """The result of a pass: how many interrupts have a mask of vmpin's, those that stay, the masks that are not set
+    yet, and by socket what irqbalance leaves alone."""
+
+    moved: int = 0
+    kept: tuple[KeptIrq, ...] = ()
+    due: tuple[MaskWrite, ...] = ()
+    banned: Mapping[str, CpuSet] = MappingProxyType({})
+
+
+def read_irqs(files: IrqFiles, rows: Iterable[IrqRow], nodes: dict[Key, int | None] | None = None) -> list[Irq]:
+    """All interrupts with files, with their masks; one without a driver has no name. Those of the timer and of other
+    CPUs are left out, as each is of one CPU.
+    :param rows: of /proc/interrupts. :param nodes: those that are known already; read ones are added."""
+    known = {row.irq: row for row in rows}
+    irqs, nodes = [], {} if nodes is None else nodes
+    for number in files.numbers():
+        row = known.get(number)
+        if (row is None or row.kind is IrqKind.DEVICE) and (mask := files.mask(number)):
+            key = number, "" if row is None else row.name
+            if key not in nodes:
+                nodes[key] = files.node(number)
+            irqs.append(Irq(*key, mask, nodes[key], "" if row is None else row.device))
+    if mask := files.mask(DEFAULT):
+        irqs.append(Irq(DEFAULT, "default", mask))
+    return irqs
+
+
+class IrqMover:
+    """:param originals_file: read at once."""
+
+    def __init__(self, files: IrqFiles, originals_file: OriginalsFile, rules: ContentionRules,
+                 clock: Callable[[], float] = time.monotonic,
+                 sockets: Callable[[], Sequence[str]] = irqbalance.irqbalance_sockets) -> None:
+        self._files, self._file, self._clock, self._sockets = files, originals_file, clock, sockets
+        self._originals = originals_file.load()
+        self._contention: Contention[Key] = Contention(rules)
+        #: The masks that were set; whether a mask cannot be, and the NUMA nodes, of the interrupts of the last pass.
+        self._set: dict[Key, CpuSet] = {}
+        self._fixed: dict[Key, bool] = {}
+        self._nodes: dict[Key, int | None] = {}
+        self._failures: dict[Key, str] = {}
+        #: The interrupts of the last pass; None before the first.
+        self._seen: set[Key] | None = None
+
+    def move(self, rows: Iterable[IrqRow], room: IrqRoom) -> Moved:
+        """Make one pass. :param rows: of /proc/interrupts. :raises OSError: the originals cannot be saved."""
+        irqs = read_irqs(self._files, rows, self._nodes)
+        before = self._originals.irqs
+        fixed = [irq for irq in irqs if self._is_fixed(irq)]
+        movable = [irq for irq in irqs if not self._fixed[irq.number, irq.name]]
+        decided = plan(movable, room, before, self._born(movable, before, room))
+        banned = self._with_irqbalance(room.exclusive)
+        if (dict(decided.originals), banned) != (dict(before), dict(self._originals.banned)):
+            saved = IrqOriginals(decided.originals, banned)
+            self._file.save(saved)
+            self._originals = saved
+        now = self._clock()
+        self._contention.keep_only({(irq.number, irq.name) for irq in irqs}, now)
+        due, kept = [], [KeptIrq(irq, irq.mask & room.exclusive, STUCK) for irq in decided.stuck]
+        for write in decided.writes:
+            if why := self._carried_out(write, now):
+                due.append(write)
+                kept.append(KeptIrq(write.irq, write.irq.mask & room.exclusive, why))
+        kept += [KeptIrq(irq, cpus, FIXED) for irq in fixed
+                 if irq.name and (cpus := irq.mask & room.exclusive)]
+        self._seen = seen = {(irq.number, irq.name) for irq in irqs}
+        self._set = {key: cpus for key, cpus in self._set.items() if key in seen}
+        self._fixed = {key: fixed for key, fixed in self._fixed.items() if key in seen}
+        self._nodes = {key: node for key, node in self._nodes.items() if key in seen}
+        return Moved(len(decided.originals), tuple(kept), tuple(due), banned)
+
+    def _is_fixed(self, irq: Irq) -> bool:
+        key = irq.number, irq.name
+        if key not in self._fixed:
+            self._fixed[key] = self._files.fixed(irq.number)
+        return self._fixed[key]
+
+    def _born(self, irqs: Iterable[Irq], before: Mapping[int, IrqOriginal], room: IrqRoom) -> dict[int, CpuSet]:
+        """The masks that interrupts would have had without vmpin that have begun since the last pass under its default
+        mask: the kernel gives them that mask, or the part of it on the device's node (kernel/irq/manage.c:
+        irq_setup_affinity)."""
+        default, seen = before.get(DEFAULT), self._seen
+        born: dict[int, CpuSet] = {}
+        if default is None or seen is None:
+            return born
+        for irq in irqs:
+            if irq.number in before or not irq.name or (irq.number, irq.name) in seen:
+                continue
+            near = room.nodes.get(-1 if irq.node is None else irq.node, EMPTY)
+            for mask in default.written:
+                if irq.mask in (mask, mask & room.online):
+                    born[irq.number] = default.mask
+                elif irq.mask == mask & near & room.online:
+                    born[irq.number] = default.mask & near
+        return born
+
+    def _carried_out(self, write: MaskWrite, now: float) -> str:
+        """Set a mask. :returns: why it is not set, "" if it is."""
+        irq, cpus = write
+        key = irq.number, irq.name
+        drifted, contention = self._set.get(key) == cpus, self._contention
+        resting = contention.resting(key, cpus, now)
+        if not resting and not drifted and contention.retry_due(key, cpus, now):
+            drifted = True
+        elif not resting and drifted and contention.starts(key, cpus, now):
+            logger.error("contention %s: another program sets it again and again", write.describe())
+            resting = contention.resting(key, cpus, now)
+        if resting:
+            return RESTING
+        try:
+            self._files.write(irq.number, cpus)
+        except OSError as err:
+            return self._refused(write, err)
+        self._set[key] = cpus
+        self._failures.pop(key, None)
+        if drifted:
+            contention.add_repairs([key], now)
+        logger.info("%s%s", write.describe(), ": another program had changed it" * drifted)
+        return ""
+
+    def _refused(self, write: MaskWrite, err: OSError) -> str:
+        key = write.irq.number, write.irq.name
+        if err.errno == errno.ENOENT:
+            return ""  # it has just gone
+        if err.errno in (errno.EIO, errno.EPERM):
+            self._fixed[key] = True
+            return FIXED
+        why = READ_ONLY if err.errno == errno.EROFS else f"the kernel refuses the mask: {err.strerror}"
+        if why not in self._failures.values():
+            logger.warning("not done: %s: %s", write.describe(), why)
+        self._failures[key] = why
+        return why
+
+    def _with_irqbalance(self, exclusive: CpuSet) -> dict[str, CpuSet]:
+        """Have each irqbalance leave the exclusive CPUs alone. :returns: by socket, what it left alone before."""
+        before = {}
+        for path in self._sockets():
+            banned = irqbalance.banned_cpus(path)
+            if banned is None:
+                continue
+            before[path] = own = self._originals.banned.get(path, banned)
+            if banned != own | exclusive:
+                try:
+                    irqbalance.ban_cpus(path, own | exclusive)
+                except OSError as err:
+                    logger.warning("irqbalance not told %s: %s", path, err)
+        return before
+
+
+def give_back(files: IrqFiles, originals_file: OriginalsFile) -> bool:
+    """Give all interrupts their original masks, and irqbalance its own list; then remove the file.
+    :returns: False where the kernel refused a mask: the file then still has it."""
+    originals = originals_file.load()
+    if not originals.irqs and not originals.banned:
+        originals_file.save(IrqOriginals())
+        return True
+    left = {}
+    for irq, cpus in restoring(read_irqs(files, files.interrupts().rows()), originals.irqs):
+        try:
+            files.write(irq.number, cpus)
+            logger.info("%s", MaskWrite(irq, cpus).describe())
+        except FileNotFoundError:
+            continue
+        except OSError as err:
+            logger.error("not done: %s: %s", MaskWrite(irq, cpus).describe(), err.strerror)
+            left[irq.number] = originals.irqs[irq.number]
+    for path in originals.banned:
+        try:
+            irqbalance.ban_cpus(path, None)
+        except OSError as err:
+            logger.info("irqbalance of %s has ended: %s", path, err)
+    with contextlib.suppress(OSError):  # the file still has them, and the next call finds nothing to do
+        originals_file.save(IrqOriginals(left))
+    return not left

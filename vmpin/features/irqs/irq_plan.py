@@ -1,0 +1,125 @@
+"""The masks of interrupts: which are to change, given the masks now, the exclusive CPUs and what vmpin set before.
+
+Pure. An interrupt is moved where its mask has exclusive CPUs, and one of a VM's passed-through device wherever it is.
+What another program has set since stays, where it has no exclusive CPU: irqbalance may move interrupts among the
+CPUs that are left. No mask that is set here is empty, or has an exclusive CPU, except an original one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from vmpin.cpuset import EMPTY, CpuSet
+
+
+class Irq(NamedTuple):
+    """An interrupt. `number` is DEFAULT of irq_files for the mask of new ones. `node` is its device's NUMA node, None
+    for none; `device` the PCI address of one that is passed through, "" for none."""
+
+    number: int
+    name: str
+    mask: CpuSet
+    node: int | None = None
+    device: str = ""
+
+
+class IrqRoom(NamedTuple):
+    """The CPUs of the machine. `apart`: the CPUs for the interrupts of a passed-through device, by its PCI address:
+    those of its VM's sandbox that are not exclusive."""
+
+    online: CpuSet
+    exclusive: CpuSet
+    pool: CpuSet
+    nodes: Mapping[int, CpuSet] = MappingProxyType({})
+    apart: Mapping[str, CpuSet] = MappingProxyType({})
+
+
+class IrqOriginal(NamedTuple):
+    """The record of an interrupt that was moved: its mask before, and the last two that vmpin set, or was about to."""
+
+    name: str
+    mask: CpuSet
+    written: tuple[CpuSet, ...] = ()
+
+
+class MaskWrite(NamedTuple):
+    """A mask to set."""
+
+    irq: Irq
+    cpus: CpuSet
+
+    def describe(self) -> str:
+        what = "default_smp_affinity" if self.irq.number < 0 else f"IRQ {self.irq.number} ({self.irq.name})"
+        return f"move {what} to CPUs {self.cpus}, was {self.irq.mask}"
+
+
+class IrqPlan(NamedTuple):
+    """`originals` are to be kept before a mask is set; `stuck` are interrupts on exclusive CPUs for which no other CPU
+    is left."""
+
+    writes: tuple[MaskWrite, ...]
+    originals: Mapping[int, IrqOriginal]
+    stuck: tuple[Irq, ...] = ()
+
+
+def wanted_mask(irq: Irq, original: CpuSet, room: IrqRoom) -> CpuSet:
+    """The mask that an interrupt should have; the original one where that has no exclusive CPU, EMPTY where no CPU is
+    left for it."""
+    near = EMPTY if irq.node is None else room.nodes.get(irq.node, EMPTY)
+    rest = original - room.exclusive
+    if irq.device in room.apart:
+        choices = [room.apart[irq.device], room.pool & near, room.pool, near, room.online]
+    elif original.isdisjoint(room.exclusive):
+        return original
+    else:
+        choices = [rest & near, rest, near, room.online]
+    free = (cpus - room.exclusive for cpus in choices)
+    return next((cpus for cpus in free if not cpus.isdisjoint(room.online)), EMPTY)
+
+
+def plan(irqs: Iterable[Irq], room: IrqRoom, before: Mapping[int, IrqOriginal],
+         born: Mapping[int, CpuSet] = MappingProxyType({})) -> IrqPlan:
+    """Compare all interrupts with what they should have.
+    :param before: the records, by number. One of an interrupt that is gone, or that another driver has now, is
+        dropped; one whose driver has just freed it (no name) is kept.
+    :param born: by number, the original masks of interrupts that began under a default mask of vmpin's."""
+    writes, originals, stuck = [], dict[int, IrqOriginal](), []
+    decided: dict[tuple[CpuSet, int | None, str], CpuSet] = {}  # most interrupts are alike
+    for irq in irqs:
+        kept = before.get(irq.number)
+        if kept is not None and not irq.name:
+            originals[irq.number] = kept
+            continue
+        if kept is not None and kept.name != irq.name:
+            kept = None
+        if kept is None and irq.number in born:
+            kept = IrqOriginal(irq.name, born[irq.number], (irq.mask,))
+        key = irq.mask if kept is None else kept.mask, irq.node, irq.device
+        wanted = decided.get(key, EMPTY)
+        if not wanted:
+            wanted = decided[key] = wanted_mask(irq, key[0], room)
+        if not wanted:
+            stuck.append(irq)
+            wanted = irq.mask
+        hit = not irq.mask.isdisjoint(room.exclusive)
+        ours = kept is not None and irq.mask in (kept.mask, *kept.written)
+        if kept is not None and not ours and not hit:
+            if irq.device in room.apart or not kept.mask.isdisjoint(room.exclusive):
+                originals[irq.number] = kept  # another program's choice stays, until it is on exclusive CPUs
+            continue
+        if irq.mask == wanted:
+            if kept is not None and wanted != kept.mask:
+                originals[irq.number] = kept
+            continue
+        original = kept or IrqOriginal(irq.name, irq.mask)
+        originals[irq.number] = original._replace(written=(*original.written, wanted)[-2:])
+        writes.append(MaskWrite(irq, wanted))
+    return IrqPlan(tuple(writes), originals, tuple(stuck))
+
+
+def restoring(irqs: Iterable[Irq], before: Mapping[int, IrqOriginal]) -> tuple[MaskWrite, ...]:
+    """Give interrupts their original masks back, if their mask is still one that vmpin set."""
+    return tuple(MaskWrite(irq, kept.mask) for irq in irqs if (kept := before.get(irq.number)) is not None
+                 and kept.name == irq.name and irq.mask != kept.mask and irq.mask in kept.written)

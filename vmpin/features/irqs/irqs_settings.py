@@ -1,0 +1,17 @@
+"""`irqs`: whether interrupts on exclusive CPUs are counted, and moved away."""
+
+from typing import NamedTuple
+
+from vmpin.config import values
+from vmpin.config.values import setting
+
+
+class IrqSettings(NamedTuple):
+    """`irqs`."""
+
+    policy: str = setting(
+        "off", values.one_of("off", "see", "away"), "off (nothing is read), see (the interrupts that exclusive CPUs "
+        "take are counted and shown) or away (those of devices are moved to other CPUs, too)")
+    honour: str = setting(
+        "off", values.one_of("off", "crio"), "other programs' annotations that are honoured: crio (its "
+        "irq-load-balancing.crio.io: with housekeeping a container's first core goes on taking interrupts) or off")
