@@ -57,7 +57,7 @@ def lines(sandbox: Mapping[str, Any]) -> list[str]:
 
 
 def sentences(sandbox: Mapping[str, Any]) -> list[str]:
-    """Sentences about a sandbox's entry, for `vmpin explain`."""
+    """Sentences about a sandbox's entry, for `vmpin status --explain`."""
     return [f"{text}." for text in _of_sandbox(sandbox)]
 
 
