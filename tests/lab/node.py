@@ -270,10 +270,11 @@ def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Pat
     for tag, socket in sockets.items():
         argv += ["-chardev", f"socket,id={tag},path={socket}", "-device",
                  f"vhost-user-fs-pci,chardev={tag},tag={tag},queue-size=1024"]
-    for node in (0, 1):  # a NIC on each node; the kernel names that of the last bus first
+    for node in (0, 1):  # a NIC on each node, both on one wire; the kernel names that of the last bus first
         argv += ["-device", f"pxb-pcie,id=pxb{node},bus_nr={64 * (node + 1)},numa_node={node},bus=pcie.0", "-device",
                  f"pcie-root-port,id=port{node},bus=pxb{node},chassis={node + 1}", "-device",
-                 f"virtio-net-pci,bus=port{node},romfile="]
+                 f"virtio-net-pci,bus=port{node},netdev=wire{node},romfile=", "-netdev",
+                 f"hubport,id=wire{node},hubid=0"]
     argv += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", serial,
              "-kernel", str(kernel.image), "-append", " ".join(line)]
     if kernel.initrd is not None:

@@ -22,7 +22,7 @@ SUITE = "trixie"
 BASE = ("python3", "iproute2", "kmod", "procps", "util-linux", "numactl")
 #: With apt, without what is only recommended.
 PACKAGES = (
-    "qemu-system-x86", "runc", "crun", "containerd", "busybox-static",
+    "qemu-system-x86", "runc", "crun", "containerd", "busybox-static", "irqbalance",
     "python3-pytest", "python3-yaml", "python3-rich", "python3-hypothesis", "python3-psutil",
     "python3-protobuf", "python3-grpcio", "python3-tenacity", "python3-prometheus-client",
     "python3-pyroute2", "python3-jinja2",

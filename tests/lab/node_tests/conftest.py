@@ -21,7 +21,7 @@ from vmpin.host.sysfs import Sysfs
 _ELSEWHERE = (["test_few_cpus.py"] if os.environ["VMPIN_LAB_TOPOLOGY"] == Topology.FULL else
               [f"test_{each}.py" for each in (
                   *ALLOCATING, "changes", "clock", "drift_causes", "faults", "guest", "guest_chain", "hotplug",
-                  "memory", "no_leak", "nri", "places", "proved", "requests", "soak")])
+                  "irqs", "memory", "no_leak", "nri", "places", "proved", "requests", "soak")])
 if os.environ["VMPIN_LAB_CGROUP"] != Cgroup.V2:
     # A CPU that comes back is the cgroup's again on v2 alone.
     _ELSEWHERE += ["test_soak.py", *(f"test_{each}.py" for each in ALLOCATING)]
