@@ -285,7 +285,7 @@ def _unpack(packed: Any) -> SandboxRunAccount:
     unseen, roles = packed
     return SandboxRunAccount({ThreadRole(role): RunAccount(*(checked_whole(number, MAX_INT64) for number in numbers))
                               for role, numbers in roles.items()},
-                             checked_whole(unseen, MAX_INT64))
+                             checked_whole(unseen, MAX_INT64, -MAX_INT64))
 
 
 def _parsed(raw: str) -> ResidencyLedger:

@@ -210,6 +210,15 @@ def test_books_go_on_from_their_last_mark() -> None:
     assert again.since(900.0, 1000.0).total.placed == 10
 
 
+def test_books_with_more_booked_than_the_processes_ran_go_on() -> None:
+    """The processes' time is read before that of their threads, so `unseen` may be below zero for a while."""
+    books = ledger(5.0)
+    books.of(A).of(VCPU).placed += SECOND
+    books.of(A).unseen -= 1
+    books.mark(300.0)
+    assert continued(books).sandboxes == books.sandboxes
+
+
 def test_what_was_added_since_the_books_were_taken_up_is_distinguished() -> None:
     books = ledger()
     for sandbox in (A, B):
