@@ -6,7 +6,8 @@
     ├── SourceError           a file or message of a source that cannot be used
     │   └── WireError         bytes that are not the protocol they should be; the connection is of no more use
     ├── WatcherError          the watcher is away, busy, or refused
-    │   └── LockHeldError     another process holds the run directory's lock
+    │   ├── LockHeldError     another process holds the run directory's lock
+    │   └── WatcherStopped    it is stopped, as by SIGSTOP
     ├── ClusterError          the API server is away, or refused
     │   └── AnswerTooLong     its answer has more bytes than are taken; the rest was not read
     ├── UnseenError           no verdict: a command could not read what it is to judge (exit 3)
@@ -65,6 +66,15 @@ class WatcherError(VmpinError):
 
 class LockHeldError(WatcherError):
     pass
+
+
+class WatcherStopped(WatcherError):
+    """`pid` is the watcher's."""
+
+    def __init__(self, pid: int, hint: str = "") -> None:
+        super().__init__(f"the watcher (pid {pid}) is stopped", f"`kill -CONT {pid}` continues it (a service: "
+                         f"`systemctl kill --signal=CONT vmpin`){'; ' * bool(hint)}{hint}")
+        self.pid = pid
 
 
 class ClusterError(VmpinError):

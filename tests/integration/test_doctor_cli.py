@@ -162,8 +162,8 @@ def test_a_watcher_that_is_stopped_or_killed_is_distinguished_from_none() -> Non
         node.watcher.send_signal(signal.SIGSTOP)
         found = findings(node, "watcher", "sandboxes", code=1)
         assert found["watcher"]["level"] == "bad"
-        assert f"pid {pid}" in found["watcher"]["what"]
-        assert "does not answer within" in found["watcher"]["what"]
+        assert f"the watcher (pid {pid}) is stopped" in found["watcher"]["what"]
+        assert f"kill -CONT {pid}" in found["watcher"]["remedy"]
         assert found["sandboxes"]["level"] == "ok"
         node.watcher.send_signal(signal.SIGCONT)
         assert findings(node, "watcher")["watcher"]["level"] == "ok"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -41,6 +43,25 @@ def test_no_watcher(node: Node) -> None:
     node.start()
     assert node.watcher is not None
     assert node.cli("status").stdout.startswith(f"watcher pid {node.watcher.pid};")
+
+
+@walks("The watcher is stopped")
+def test_a_stopped_watcher(node: Node) -> None:
+    node.start()
+    assert node.watcher is not None
+    pid = node.watcher.pid
+    node.watcher.send_signal(signal.SIGSTOP)
+    try:
+        see(node, "The watcher is stopped", code=1)
+        told = node.cli("status").stderr
+        assert f"the watcher (pid {pid}) is stopped\n" in told
+        assert f"the watcher (pid {pid}) is stopped" in node.cli("doctor", "watcher").stdout
+        command = re.findall("`(kill [^`]*)`", told)
+        assert command == [f"kill -CONT {pid}"]
+        subprocess.run(command[0].split(), check=True)
+        wait(lambda: node.cli("status").stdout.startswith(f"watcher pid {pid};"), "it does not go on")
+    finally:
+        node.watcher.send_signal(signal.SIGCONT)
 
 
 @walks("The watcher refuses its configuration")

@@ -6,11 +6,13 @@ from typing import Any
 
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of
-from vmpin.errors import UsageError, VmpinError, WatcherError
+from vmpin.errors import UsageError, VmpinError, WatcherError, WatcherStopped
 from vmpin.status.pod_arguments import Meant, NamedSandbox, the_one_meant
 
 #: A running watcher answers in milliseconds; a stopped one never does.
 DEADLINE = 10.0
+#: Seconds without an answer after which a client looks whether the watcher is stopped.
+_FIRST = 1.0
 
 Document = dict[str, Any]
 
@@ -20,25 +22,36 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
 
     :param has_direct: the verb has the flag --direct, which the error then suggests.
     :param deadline: for each part of the answer, in seconds.
-    :raises WatcherError: the watcher does not answer. :raises UsageError: it refuses the request.
+    :raises WatcherError: the watcher does not answer; WatcherStopped: as it is stopped.
+    :raises UsageError: it refuses the request.
     """
     import socket
     path = str(config.paths.control_socket)
-    hint = "--direct reads the node without it; " * has_direct + "read its log: journalctl -u vmpin"
+    without = "--direct reads the node without it" * has_direct
+    hint = "; ".join(filter(None, (without, "read its log: journalctl -u vmpin")))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(deadline)
+        connection.settimeout(min(_FIRST, deadline))
         try:
             connection.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
+        except BlockingIOError:  # many clients wait to be accepted
+            _check_running(config, without)
+            raise WatcherError(f"{path}: the watcher accepts no connection", hint) from None
         except PermissionError:
             raise WatcherError(f"{path}: permission denied",
                                "use root, or join the group of watch.status_group") from None
         try:
             connection.sendall(json.dumps(request).encode() + b"\n")
-            parts = []
-            while part := connection.recv(1 << 20):
-                parts.append(part)
+            try:
+                parts = [connection.recv(1 << 20)]
+            except TimeoutError:
+                _check_running(config, without)
+                connection.settimeout(max(deadline - _FIRST, 0.001))
+                parts = [connection.recv(1 << 20)]
+            connection.settimeout(deadline)
+            while parts[-1]:
+                parts.append(connection.recv(1 << 20))
         except TimeoutError:
             raise WatcherError(f"{path}: the watcher does not answer within {deadline:.0f} s", hint) from None
         except OSError as err:
@@ -50,6 +63,17 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
         refusal = json.loads(answer)
         raise UsageError(str(refusal["error"]), str(refusal.get("hint", "")))
     return answer
+
+
+def _check_running(config: Config, hint: str) -> None:
+    """Check that the watcher is not stopped. :raises WatcherStopped: the process that holds its lock is."""
+    from vmpin.doctor.own_facts import lock_holder
+    from vmpin.host.procfs import Procfs
+    proc = Procfs(config.paths.proc)
+    pid = lock_holder(config, proc)
+    stat = None if pid is None else proc.stat(pid)
+    if pid is not None and stat is not None and stat.state == "T":  # proc_pid_stat(5): stopped by a signal
+        raise WatcherStopped(pid, hint)
 
 
 def ask(config: Config, request: Document, has_direct: bool = False) -> Document | None:

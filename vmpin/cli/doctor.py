@@ -20,7 +20,7 @@ from vmpin.doctor.finding import Finding, Level
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import printable
 from vmpin.domain.wrapping import wrapped
-from vmpin.errors import UsageError, VmpinError, WatcherError
+from vmpin.errors import UsageError, VmpinError, WatcherError, WatcherStopped
 from vmpin.feature import inspect_vms
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _watcher_facts(config: Config) -> WatcherFacts:
     except (WatcherError, ValueError) as err:
         if isinstance(err.__context__, PermissionError):  # this user may not connect: no fault of the watcher
             return replace(facts, state="hidden" if holder is None else "running", why=str(err))
-        return replace(facts, state="mute", why=str(err))
+        return replace(facts, state="stopped" if isinstance(err, WatcherStopped) else "mute", why=str(err))
     if about is not None:
         pid = int(about["pid"])
         return replace(facts, state="running", pid=pid, about=about, unit=unit(proc, pid))

@@ -26,6 +26,9 @@ def watcher(facts: NodeFacts) -> CheckResult:
     if service.state == "hidden":
         return unknown(f"whether a watcher runs is unknown: {service.why}", remedy="run this as root")
     process = f"pid {service.pid or 'unknown'}" + (f", unit {service.unit}" if service.unit else "")
+    if service.state == "stopped":
+        return bad(f"the watcher ({process}) is stopped: no thread is kept in place",
+                   f"`kill -CONT {service.pid}`, or systemctl kill --signal=CONT {service.unit or 'vmpin'}", process)
     if service.state == "mute":
         return bad(f"the watcher ({process}) does not answer: {service.why}", _LOG, process)
     if not service.about:

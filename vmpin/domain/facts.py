@@ -235,10 +235,11 @@ class ConnectorFacts:
 
 @dataclass(frozen=True)
 class WatcherFacts:
-    """`state` is running, absent, mute (it has the lock or the socket, and does not answer), or hidden (this user may
-    not connect to its socket). `about` is its own report (status.collector), {} without one. `version` and `config`
-    are those of this command, which a watcher started now would have. `config_errors` are errors that would prevent
-    its start, `config_warnings` parts of the file that this version does not know and that set nothing."""
+    """`state` is running, absent, stopped (as by SIGSTOP), mute (it has the lock or the socket, and does not answer),
+    or hidden (this user may not connect to its socket). `about` is its own report (status.collector), {} without one.
+    `version` and `config` are those of this command, which a watcher started now would have. `config_errors` are
+    errors that would prevent its start, `config_warnings` parts of the file that this version does not know and that
+    set nothing."""
 
     state: str = "absent"
     pid: int | None = None

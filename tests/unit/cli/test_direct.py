@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from vmpin.cli.manual import read
 from vmpin.cli.verbs import verb_modules as ALL
 from vmpin.cli.verbs import verbs_parser
 from vmpin.config import loading as settings
-from vmpin.errors import WatcherError
+from vmpin.errors import WatcherError, WatcherStopped
 
 #: Each reads the node in its own process where it is asked to.
 VERBS = [words for words in (
@@ -67,6 +70,42 @@ def test_a_watcher_that_does_not_answer_is_no_watcher_that_is_not_there(tmp_path
             control_client.ask_raw(config, {"op": "about"}, deadline=0.05)
         assert caught.value.hint == "read its log: journalctl -u vmpin"
     assert control_client.ask_raw(config, {"op": "about"}) is None
+
+
+#: A watcher's lock and socket, of a process that is stopped (SIGSTOP).
+_STOPPED = """\
+import fcntl, os, signal, socket, sys
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[2])
+listener.listen(1)
+print(flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+def test_a_watcher_that_is_stopped_is_named_with_the_command_that_continues_it(waiting: int, tmp_path: Path) -> None:
+    """Also where the clients before took all places: the next one cannot even connect."""
+    config = settings.load(None, {}, {"paths.run": str(tmp_path)})
+    with subprocess.Popen([sys.executable, "-c", _STOPPED, str(config.paths.lock_file),
+                           str(config.paths.control_socket)], stdout=subprocess.PIPE) as child, \
+            contextlib.ExitStack() as clients:
+        assert child.stdout is not None
+        child.stdout.readline()
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        for _ in range(waiting):
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(config.paths.control_socket))
+        with pytest.raises(WatcherStopped) as caught:
+            control_client.ask_raw(config, {"op": "about"}, has_direct=True)
+        child.kill()
+    assert str(caught.value) == f"the watcher (pid {child.pid}) is stopped"
+    assert caught.value.hint.startswith(f"`kill -CONT {child.pid}` continues it (a service: `systemctl kill ")
+    assert "--direct reads the node without it" in caught.value.hint
 
 
 def test_each_verb_with_the_flag_is_tried_here() -> None:

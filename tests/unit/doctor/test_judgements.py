@@ -203,6 +203,7 @@ from vmpin.domain.facts import (
     ("watcher", running(hook=False, new_threads=True), "warn", "without hook"),
     ("watcher", running(hook=True, new_threads=True, another=False), "ok", "runs"),
     ("watcher", running(hook=True, new_threads=True, resync=False), "bad", "passes fail"),
+    ("watcher", facts(watcher=WatcherFacts("stopped", 100)), "bad", "is stopped"),
     ("watcher", facts(watcher=WatcherFacts("mute", 100, "does not answer within 10 s")), "bad", "within 10 s"),
     ("watcher", facts(watcher=WatcherFacts("running", 100, "unknown request 'about'")), "unknown", "unknown request"),
     ("watcher", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "version": "1.1"}, "1.2")), "warn",

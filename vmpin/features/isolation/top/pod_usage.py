@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vmpin.features.isolation.isolation_books import ProgramKind
 from vmpin.features.isolation.top.node_description import DescribedPod, NodeDescription
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
+from vmpin.residency.usage import container_of
 
 
 class ForeignThread(NamedTuple):
     """A thread that ran on an exclusive CPU of another pod (`owner`, as DescribedPod.id). `home` is the thread's own
-    pod, unit or cgroup. `ran` in ns; an estimate unless `exact`."""
+    pod, unit or cgroup, and `kind` of which of these. `ran` in ns; an estimate unless `exact`."""
 
     owner: str
     cpu: int
@@ -28,6 +30,7 @@ class ForeignThread(NamedTuple):
     pid: int
     process: str
     home: str
+    kind: ProgramKind
 
 
 class CpuUse(NamedTuple):
@@ -131,7 +134,7 @@ class _IntervalBooks:
         self.cpus = {cpu: CpuUse(cpu, interval.busy.get(cpu)) for cpu in sorted(description.owned)
                      if cpu not in description.changed}
         #: By CPU, what ran there and was not its owner's.
-        self._foreign: dict[int, list[tuple[ProcessInterval, ThreadInterval, str]]] = {}
+        self._foreign: dict[int, list[tuple[ProcessInterval, ThreadInterval, tuple[str, ProgramKind]]]] = {}
 
     def book(self, process: ProcessInterval) -> None:
         description, cpus = self.description, self.cpus
@@ -144,7 +147,8 @@ class _IntervalBooks:
         on_exclusive = [thread for thread in process.threads if thread.cpu in cpus]
         if not on_exclusive:
             return
-        mine, label = description.cpus_of(process, sandbox), ""
+        mine = description.cpus_of(process, sandbox)
+        home: tuple[str, ProgramKind] | None = None
         for thread in on_exclusive:
             use = cpus[thread.cpu]
             if thread.cpu in mine:
@@ -152,8 +156,8 @@ class _IntervalBooks:
             elif process.kernel and sandbox is None and thread.bound:
                 cpus[thread.cpu] = use._replace(kernel=use.kernel + thread.ran)
             else:
-                label = label or description.label_of(process, sandbox)
-                self._foreign.setdefault(thread.cpu, []).append((process, thread, label))
+                home = home or (description.label_of(process, sandbox), kind_of(process, sandbox))
+                self._foreign.setdefault(thread.cpu, []).append((process, thread, home))
 
     def foreign_threads(self) -> list[ForeignThread]:
         """The foreign threads on all exclusive CPUs, those that ran longest first. Estimates are cut, all by the same
@@ -166,16 +170,25 @@ class _IntervalBooks:
             estimated = sum(thread.ran for _, thread, _ in foreign) - exact
             share = min(1.0, max(0, self.elapsed - use.own - use.kernel - exact) / max(estimated, 1))
             owners = {owner.sandbox for owner in self.description.owned[cpu]}
-            for process, thread, label in foreign:
+            for process, thread, home in foreign:
                 ran = thread.ran if thread.bound else round(thread.ran * share)
                 use = use._replace(foreign=use.foreign + ran, exact=use.exact and thread.bound)
                 threads += [ForeignThread(owner, cpu, ran, thread.bound, thread.tid, thread.comm, process.pid,
-                                          process.comm, label) for owner in owners]
+                                          process.comm, *home) for owner in owners]
             self.cpus[cpu] = use
             for pod in (self.pods[owner] for owner in owners if owner in self.pods):
                 pod.foreign += use.foreign
                 pod.exact = pod.exact and use.exact
         return sorted(threads, key=lambda thread: (-thread.ran, thread.cpu, thread.tid))
+
+
+def kind_of(process: ProcessInterval, sandbox: str | None) -> ProgramKind:
+    """Classify a process. :param sandbox: the VM sandbox that it is of, None for none."""
+    if sandbox is not None:
+        return ProgramKind.VM
+    if process.kernel:
+        return ProgramKind.KERNEL
+    return ProgramKind.HOST if container_of(process.cgroup) is None else ProgramKind.CONTAINER
 
 
 def usage(description: NodeDescription, interval: UsageInterval | None) -> NodeUsage:

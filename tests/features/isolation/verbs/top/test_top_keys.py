@@ -23,7 +23,7 @@ from vmpin.features.isolation.verbs.top.view_state import (
 
 ROWS = ListedRows(tuple("abcdefghij"), 4)
 KEYS = ["up", "down", "pageup", "pagedown", "home", "end", "enter", "escape", "left", "right", "backspace", "clear",
-        *"jkgGhempqrstTdSBWDN/?y n"]
+        *"bjkgGhempqrstTdSBWDN/?y n"]
 
 
 def press(*keys: str, state: State | None = None, rows: ListedRows = ROWS) -> State:
@@ -63,7 +63,43 @@ def test_rows_are_selected_and_stay_in_sight() -> None:
     assert (there.selected, there.top) == ("f", 2)
     assert (press("end").page.selected, press("end").page.top) == ("j", 6)
     assert press("G", "g").page == press().page
-    assert press("pagedown", "pagedown", "pageup").page.selected == "e"
+
+
+@pytest.mark.parametrize(("on", "back"), [("pagedown", "pageup"), (" ", "b")])
+def test_a_page_on_shows_the_next_rows_and_a_page_back_the_same_ones_again(on: str, back: str) -> None:
+    rows = ListedRows(tuple("abcdefghijklmn"), 4)
+    places = [(press(*keys, rows=rows).page.selected, press(*keys, rows=rows).page.top) for keys in (
+        (), (on,), (on, on), (on, on, back), (on,) * 3, (on,) * 9)]
+    assert places == [("a", 0), ("e", 4), ("i", 8), ("e", 4), ("m", 10), ("n", 10)]
+    assert (press("down", on, rows=rows).page.selected, press("down", on, back, rows=rows).page.selected) == ("f", "b")
+    text = answered(State(), "explain", ())
+    lines = ListedRows(("",) * 10, 4)
+    assert [press(*keys, state=text, rows=lines).page.top for keys in ((on,), (on, back), (on, on), (on, on, back))
+            ] == [4, 0, 6, 2]
+
+
+def test_the_cursor_stays_on_the_first_row_until_it_is_moved() -> None:
+    other = ListedRows(("c", "b", "a"), 4)
+    assert with_selection(press(), other).page.selected == "c"
+    assert with_selection(press("down"), other).page.selected == "b"
+    assert with_selection(press("down", "up"), other).page.selected == "a"
+    assert with_selection(press("down", "g"), other).page.selected == "c"
+    assert with_selection(press("enter", "q"), other).page.selected == "c"
+
+
+def test_a_repin_is_of_the_pod_that_it_was_asked_for() -> None:
+    asked = with_selection(press("r"), ListedRows(("c", "b", "a"), 4))
+    assert asked.page.selected == "a"
+    assert reduce(asked, "y", ROWS).request == Request("repin", "a")
+
+
+def test_the_foremost_foreign_program_is_of_the_first_row_or_of_the_page() -> None:
+    assert press("t").request == Request("foremost", "a")
+    assert press("down", "down", "t").request == Request("foremost", "a")
+    assert press("down", "enter", "t").request == Request("foremost", "b")
+    assert press("F", "t").request == Request("foremost")
+    assert press("t", rows=ListedRows((), 4)).request == Request("foremost")
+    assert press("t", state=answered(State(), "explain", ())).request is None
 
 
 def test_the_selected_row_is_kept_in_another_order_and_replaced_when_it_ends() -> None:

@@ -12,13 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from top_given import BAD, MS, SHOP, described, document, process, ran, sandbox, used
+from top_given import BAD, MS, PROCESSES, SHOP, described, document, process, ran, sandbox, used
 
 from vmpin.domain.drift import NO_EVIDENCE
+from vmpin.errors import WatcherStopped
 from vmpin.features.isolation.top.node_description import describe
 from vmpin.features.isolation.top.pod_usage import NodeUsage, usage
 from vmpin.features.isolation.verbs.top.batch import block
-from vmpin.features.isolation.verbs.top.live import HELP
+from vmpin.features.isolation.verbs.top.foremost_program import foremost_program
+from vmpin.features.isolation.verbs.top.live import HELP, rewrapped
 from vmpin.features.isolation.verbs.top.screen import ScreenWriter, column_widths, cut, laid_out, wrapped
 from vmpin.features.isolation.verbs.top.sheet import PODS, Surroundings, percent, rate, sheet, text_lines
 from vmpin.features.isolation.verbs.top.view_state import Line, Mode, Page, State, View, answered, with_selection
@@ -73,7 +75,7 @@ def test_no_line_is_wider_than_the_screen(name: str, size: tuple[int, int]) -> N
 
 
 def test_what_is_selected_and_what_is_wrong_shows_without_colours() -> None:
-    lines = plain(drawn(used(), State((Page(View.PODS, selected=BAD),))))
+    lines = plain(drawn(used(), State((Page(View.PODS, selected=BAD, moved=True),))))
     assert [line[:2] for line in lines if "demo/" in line[:12]] == ["  ", "  ", ">!", "  "]
 
 
@@ -81,7 +83,7 @@ def test_the_rows_that_are_shown_are_counted_where_not_all_fit() -> None:
     given_ = document()
     given_["sandboxes"] = [sandbox(f"{number:064}", f"pod-{number:03}", 1000 + 10 * number) for number in range(300)]
     found = usage(describe(given_), None)
-    lines = plain(drawn(found, State((Page(View.PODS, sort="name", selected=f"{250:064}"),))))
+    lines = plain(drawn(found, State((Page(View.PODS, sort="name", selected=f"{250:064}", moved=True),))))
     assert len(lines) == 24
     assert lines[-1].endswith(" 234-252 of 302")
     assert any(line.startswith("> ") and "pod-250" in line for line in lines)
@@ -134,12 +136,60 @@ def test_an_unknown_writer_of_masks_is_found_by_the_explanation() -> None:
     assert f"put back 2 times, last: {NO_EVIDENCE} (e has the command that finds the program)" in lines
 
 
-def test_trouble_stands_in_the_second_line() -> None:
+def test_trouble_stands_in_the_second_line_and_nothing_hides_it() -> None:
     found = replace(used(description=describe(document(collisions=[{"cpu": 5, "what": "both own it"}]))),
                     kernel_seen=False, precise=False)
-    line = plain(drawn(found, State(), 400, around=Surroundings("n", "t", 3.0, "since 03:00:00 no watcher")))[1]
-    assert line == ("1 collision (m); foreign ~83 ms a second on CPUs of 2 pods; 1 pod not in order (!); since "
-                    "03:00:00 no watcher; other PID namespace: kernel threads are hidden; run times in ticks only")
+    assert plain(drawn(found, State(), 400))[1] == (
+        "1 collision (m); foreign ~83 ms a second on CPUs of 2 pods; 1 pod not in order (!); other PID namespace: "
+        "kernel threads are hidden; run times in ticks only")
+    trouble = f"since 03:00:00Z {WatcherStopped(1234567)}"
+    for page in PAGES.values():
+        lines = plain(drawn(found, State((page,)), around=Surroundings("n", "t", 3.0, trouble)))
+        assert lines[1] == "since 03:00:00Z the watcher (pid 1234567) is stopped"
+
+
+@pytest.mark.parametrize("pod", [SHOP, BAD, ""])
+def test_the_foremost_foreign_program_is_named_with_what_keeps_it_off(pod: str) -> None:
+    lines = list(foremost_program(used(), pod))
+    if pod == BAD:
+        assert lines == ["No foreign thread ran on its exclusive CPUs in the last interval."]
+        return
+    assert lines == [
+        "qemu-system-x86 (process 300) of demo/bad", "had ~50 ms in each second on CPU 5 of demo/shop:",
+        "  ~50 ms on CPU 5: thread 302 (CPU 1/KVM)", "~ is an estimate: the thread may run on other CPUs, too.", "",
+        "What to do: run `vmpin verify`: it lists threads outside of their placement; vmpin keeps no VM off that it "
+        "does not manage (watch.only), or that is unpinned.", "",
+        f"{'2' if pod else '3'} more foreign programs ran there: f lists their threads."]
+
+
+def test_what_keeps_a_foreign_program_off_depends_on_its_kind() -> None:
+    kinds = {thread.home: thread.kind for thread in used().foreign_threads}
+    assert kinds == {"demo/bad": "vm", "kube-system/noisy/stress": "container", "kernel": "kernel",
+                     "node-exporter.service": "host"}
+    exporter = next(process for process in PROCESSES if process.comm == "node_exporter")
+    assert any("systemctl edit node-exporter.service" in line for line in foremost_program(used(exporter), SHOP))
+
+
+def test_a_program_of_many_threads_is_added_up() -> None:
+    many = used(process(600, "stress", *(ran(600 + at, 30, 5, "w", True) for at in range(12))),
+                process(700, "other", ran(700, 60, 5, "o", True)))
+    lines = list(foremost_program(many, SHOP))
+    assert lines[1] == "had 120 ms in each second on CPU 5 of demo/shop:"
+    assert lines[12] == "  and 2 more threads"
+    assert lines[-1] == "1 more foreign program ran there: f lists their threads."
+    assert list(foremost_program(usage(described(), None), SHOP)) == [
+        "Nothing was measured yet: press t again after the first interval."]
+
+
+def test_a_text_keeps_its_place_when_the_screen_becomes_wider_or_narrower() -> None:
+    lines = text_lines([f"{number} " + "word " * 30 for number in range(30)])
+    state = answered(State(), "explain", lines).with_page(top=len(wrapped(lines[:20], 80)))
+    for columns in (40, 200):
+        there = rewrapped(state, 80, columns)
+        assert "".join(text for text, _ in wrapped(lines, columns)[there.page.top]).startswith("20 ")
+        assert rewrapped(there, columns, 80) == state
+    assert rewrapped(state, 80, 80) == state
+    assert rewrapped(state, 0, 80) == state
 
 
 def test_before_the_first_interval_and_without_foreign_time() -> None:
@@ -223,8 +273,8 @@ def test_a_block_for_a_log() -> None:
         "POD         CPUS     BUSY  FOREIGN/s  WAITED/s  DRIFT  GUEST     IN PLACE  VERDICT   KIND  ID",
         "demo/shop   5-6+0-1  151%  ~81 ms     32 ms     0      applied   4/4       pinned    VM    aaaaaaaaaaaa"]
     assert lines[-3:-1] == [
-        "FOREIGN 31 ms on CPU 5 of demo/shop by kube-system/noisy/stress: thread 601 (stress-ng-cpu) of process 600 "
-        "(stress-ng)",
-        "FOREIGN ~2 ms on CPU 3 of demo/cache by kernel: thread 41 (kworker/u8:1)"]
+        "FOREIGN 31 ms on CPU 5 of demo/shop by kube-system/noisy/stress: process 600 (stress-ng), thread 601 "
+        "(stress-ng-cpu)",
+        "FOREIGN ~2 ms on CPU 3 of demo/cache by kernel: process 41 (kworker/u8:1)"]
     assert len(list(block(used(), "now", "name", "shop"))) == 6
     assert not re.search(r"\s$", "\n".join(lines))

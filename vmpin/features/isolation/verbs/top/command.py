@@ -39,8 +39,9 @@ A time with ~ is an estimate: the kernel counts a thread's run time and keeps it
 that may run on several CPUs counts for the last one. Without ~ the thread may run on that CPU alone: that is exact.
 Threads that begin and end between two samples show up only in the CPU's busy time ("unseen" on a pod's page).
 
-keys: arrows or j k move, Enter threads, f foreign threads of the pod, F of all pods, e explain, m map, / filter,
-s sort, r repin (asks first), p pause, ? help, q back or quit. `vmpin help top` has more.
+keys: arrows or j k move, Space and b a page on or back, Enter threads, f foreign threads of the pod, F of all pods,
+t the foreign program with the most time on the CPUs of the first pod, e explain, m map, / filter, s sort, r repin
+(asks first), p pause, ? help, q back or quit. `vmpin help top` has more.
 
 exit codes: 0 ended by q or after --count, 1 the watcher does not answer, or a file cannot be read, 2 the command
 cannot be used, 130 Ctrl-C, 143 SIGTERM

@@ -91,7 +91,8 @@ class NodeReader:
             self._describe(self._document(_LATER))
         except VmpinError as err:
             if not self.trouble.startswith("since"):
-                self.trouble = f"since {time.strftime('%H:%M:%SZ', time.gmtime())} {err}"
+                hint = f"; {err.hint}" if err.hint else ""
+                self.trouble = f"since {time.strftime('%H:%M:%SZ', time.gmtime())} {err}{hint}"
 
     def _document(self, deadline: float) -> bytes | Document:
         """The watcher's answer, or without one what this process reads."""

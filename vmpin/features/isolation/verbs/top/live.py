@@ -22,7 +22,16 @@ from vmpin.features.isolation.verbs.top.feed import NodeReader, UsageFeed
 from vmpin.features.isolation.verbs.top.screen import ScreenWriter, laid_out, wrapped
 from vmpin.features.isolation.verbs.top.sheet import Sheet, Surroundings, sheet, text_lines, title_of
 from vmpin.features.isolation.verbs.top.terminal import Terminal
-from vmpin.features.isolation.verbs.top.view_state import Line, Request, State, View, answered, reduce, with_selection
+from vmpin.features.isolation.verbs.top.view_state import (
+    Line,
+    Page,
+    Request,
+    State,
+    View,
+    answered,
+    reduce,
+    with_selection,
+)
 
 
 class AnswerPage(NamedTuple):
@@ -33,15 +42,18 @@ class AnswerPage(NamedTuple):
 
 
 #: What is made of the usage alone, and waits for no watcher.
-_AT_ONCE = ("help", "explain")
+_AT_ONCE = ("help", "explain", "foremost")
 
 HELP = """\
-arrows, j, k, PgUp, PgDn, Space, g, G   move
+arrows, j, k, g, G   move; the cursor stays on row 1 until it is moved, and g
+                     puts it back there
+PgDn, Space, PgUp, b a page on or back
 Enter   the threads of a pod            m   the map of the node
 f or d  foreign threads on its CPUs     r   repin: set its masks; asks first
 F       foreign threads on all CPUs     /   filter (Esc: none)
-e       explain its threads' CPUs       s   next order; S B W D N choose one
-p       pause the display               q   back; on the first page: quit
+t       the foreign program with most   s   next order; S B W D N choose one
+        time on the CPUs of row 1       p   pause the display
+e       explain its threads' CPUs       q   back; on the first page: quit
 
 CPUS       5-6+0-1: CPUs 5 and 6 are exclusive to it, it shares 0 and 1
 BUSY       run time of its threads, in % of one CPU: 200% are two CPUs
@@ -71,7 +83,8 @@ class Answers:
         self._config, self._direct = config, direct
 
     def __call__(self, request: Request, usage: NodeUsage, columns: int) -> Callable[[], AnswerPage]:
-        page_of = {"explain": self._explain, "map": self._map, "repin": self._repin}.get(request.what)
+        page_of = {"explain": self._explain, "map": self._map, "repin": self._repin,
+                   "foremost": self._foremost}.get(request.what)
         if page_of is None:
             return lambda: AnswerPage("vmpin top", text_lines(HELP))
         return lambda: page_of(usage, request.pod, columns)
@@ -86,6 +99,12 @@ class Answers:
         owners = [owner for owner in usage.description.owners if owner.sandbox == pod]
         return AnswerPage(title, text_lines(["It has no VM: vmpin sets no mask in it.", *(
             f"CPUs {owner.cpus} are exclusive to {owner.label}." for owner in owners)]))
+
+    def _foremost(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
+        from vmpin.features.isolation.verbs.top.foremost_program import foremost_program
+        whose = title_of(usage, pod) if pod else "all pods"
+        return AnswerPage(f"the foreign program with the most time on CPUs of {whose}",
+                          text_lines([*foremost_program(usage, pod)]))
 
     def _map(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
         document = usage.description.document
@@ -104,6 +123,19 @@ class Answers:
             f"{number_of(outcome['vms'], 'VM')}, nothing to change"]))
 
 
+def rewrapped(state: State, before: int, columns: int) -> State:
+    """The state with the same line of a text on top after the screen's width has changed."""
+    def top(page: Page) -> int:
+        above = 0
+        while len(wrapped(page.lines[:above + 1], before)) <= page.top and above < len(page.lines):
+            above += 1
+        return len(wrapped(page.lines[:above], columns))
+    if not before or before == columns:
+        return state
+    return replace(state, pages=tuple(replace(page, top=top(page)) if page.top and page.view is View.TEXT else page
+                                      for page in state.pages))
+
+
 class LiveView:
     """:param count: how many refreshes, 0 for no end. :param answers: the pages that requests ask for."""
 
@@ -113,6 +145,7 @@ class LiveView:
         self._answers = answers
         self._usage: NodeUsage | None = None
         self._time = ""
+        self._columns = 0
 
     def run(self) -> int:
         """Show the view until it is ended. :returns: the exit code."""
@@ -130,6 +163,8 @@ class LiveView:
         writer = ScreenWriter(Console(force_terminal=True, width=1000))
         while True:
             columns, lines = terminal.size()
+            self._state = rewrapped(self._state, self._columns, columns)
+            self._columns = columns
             if terminal.redraw:
                 terminal.redraw = False
                 writer.forget()

@@ -136,11 +136,14 @@ def title_of(usage: NodeUsage, pod: str) -> str:
     return printable(usage.description.titles.get(pod) or short_id(pod))
 
 
-def _first(usage: NodeUsage, around: Surroundings, more: str) -> Line:
-    return (("vmpin top", _BOLD), (f"  {printable(around.node)}  {around.time}  every {around.delay:g} s  {more}", ""))
+def _first(around: Surroundings, more: str) -> tuple[Line, ...]:
+    """The first line, and one of what is amiss with the watcher."""
+    first = f"  {printable(around.node)}  {around.time}  every {around.delay:g} s  {more}"
+    trouble = (((printable(around.watcher), _BAD),),) if around.watcher else ()
+    return ((("vmpin top", _BOLD), (first, "")), *trouble)
 
 
-def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
+def _trouble(usage: NodeUsage) -> Line:
     """The line on foreign time, and on everything that is not as it should be."""
     description = usage.description
     owners = sum(pod.foreign > 0 for pod in usage.pods)
@@ -158,18 +161,17 @@ def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
         parts.append(("no CPU is exclusive", ""))
     disordered = sum(not pod.calm for pod in description.pods)
     parts += [(f"{number_of(disordered, 'pod')} not in order (!)", _ODD)] * bool(disordered)
-    parts += [(printable(around.watcher), _BAD)] * bool(around.watcher)
     parts += [("other PID namespace: kernel threads are hidden", _BAD)] * (not usage.kernel_seen)
     parts += [("run times in ticks only", _ODD)] * (not usage.precise)
     return tuple(text for part in parts for text in (("; ", ""), part))[1:]
 
 
 def foreign_text(thread: ForeignThread, usage: NodeUsage, owner: bool) -> str:
-    """`~31 ms on CPU 5 of demo/shop by demo/noisy: thread 4711 (burn) of process 4700 (stress)`"""
-    process = f" of process {thread.pid} ({thread.process})" if thread.pid != thread.tid else ""
+    """`~31 ms on CPU 5 of demo/shop by demo/noisy: process 4700 (stress), thread 4711 (burn)`"""
+    which = f", thread {thread.tid} ({thread.name})" if thread.pid != thread.tid else ""
     whose = f" of {title_of(usage, thread.owner)}" if owner else ""
     return printable(f"{rate(thread.ran, usage.seconds, thread.exact)} on CPU {thread.cpu}{whose} by {thread.home}: "
-                     f"thread {thread.tid} ({thread.name}){process}")
+                     f"process {thread.pid} ({thread.process}){which}")
 
 
 def _matching(rows: Sequence[Row], text: str) -> tuple[Row, ...]:
@@ -189,10 +191,9 @@ def _pods(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
     count = len(usage.pods)
     most = next(iter(usage.foreign_threads), None)
     return Sheet(
-        (_first(usage, around, _shown(page, len(shown), f"{number_of(count, 'pod')} by {page.sort}")),
-         _trouble(usage, around),
+        (*_first(around, _shown(page, len(shown), f"{number_of(count, 'pod')} by {page.sort}")), _trouble(usage),
          ((f"most: {foreign_text(most, usage, owner=True)}", _BAD),) if most is not None else ()),
-        "Enter threads  f foreign  e explain  m map  / filter  s sort  r repin  ? q", PODS, tuple(shown),
+        "Enter threads  f foreign  t most  e why  m map  / filter  r repin  s sort  ? q", PODS, tuple(shown),
         empty="no pod matches the filter" if count else
         "no VM sandbox runs on this node, and no container has exclusive CPUs")
 
@@ -220,13 +221,13 @@ _THREAD_ORDER: dict[str, Callable[[ThreadUsage], tuple[object, ...]]] = {
 def _threads(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
     row = next((pod for pod in usage.pods if pod.pod.id == page.pod), None)
     if row is None:
-        return Sheet((_first(usage, around, ""), (), ()), "q back", THREADS, empty="this pod has ended")
+        return Sheet((*_first(around, ""), (), ()), "q back", THREADS, empty="this pod has ended")
     threads = sorted(row.threads(), key=_THREAD_ORDER[page.sort])
     rows = [_thread_row(thread, usage) for thread in threads]
     shown = _matching(rows, page.filter)
     title = _shown(page, len(shown), f"{number_of(len(rows), 'thread')} by {page.sort}")
-    head = [_first(usage, around, title), *_about(row, usage)]
-    return Sheet(tuple(head), "q back  f foreign  e explain  m map  / filter  s sort  r repin  ? help", THREADS,
+    head = (*_first(around, title), *_about(row, usage))
+    return Sheet(head, "q back  f foreign  t most  e why  m map  / filter  r repin  s sort  ? help", THREADS,
                  shown, empty="no thread of it ran" if not page.filter else "no thread matches the filter")
 
 
@@ -275,8 +276,8 @@ def _foreign(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
     shown = _matching(rows, page.filter)
     note = ("~ is an estimate: the thread may run on other CPUs, too (? has more)", _DIM)
     count = f"{len(rows)} foreign thread{'s' * (len(rows) != 1)} on CPUs of {whose}"
-    return Sheet((_first(usage, around, _shown(page, len(shown), count)), _trouble(usage, around), (note,)),
-                 "q back  e explain  m map  / filter  F foreign threads of all pods  ? help", FOREIGN, shown,
+    return Sheet((*_first(around, _shown(page, len(shown), count)), _trouble(usage), (note,)),
+                 "q back  t most  e why  m map  / filter  F foreign threads of all pods  ? help", FOREIGN, shown,
                  empty="no foreign thread ran in the last interval" if not page.filter else
                  "no foreign thread matches the filter")
 
@@ -291,7 +292,8 @@ def _foreign_row(thread: ForeignThread, usage: NodeUsage) -> Row:
 # Texts
 
 def _text(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
-    return Sheet((((printable(page.title), _BOLD),), ()), "q back  arrows, Space and G scroll", text=page.lines)
+    return Sheet((((printable(page.title), _BOLD),), ()), "q back  Space or b: a page on or back  arrows  g  G",
+                 text=page.lines)
 
 
 def text_lines(text: Sequence[str] | str) -> tuple[Line, ...]:

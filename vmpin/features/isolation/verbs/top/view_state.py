@@ -1,7 +1,7 @@
 """What the live view shows, and how a key changes that. Pure.
 
-A page lies on the page that it was opened from. What a key asks of the outside (explain, map, repin) is left in
-`State.request`, which the caller carries out.
+A page lies on the page that it was opened from. What a key asks of the outside (explain, map, repin, foremost) is
+left in `State.request`, which the caller carries out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Mode(enum.StrEnum):
 
 
 class Request(NamedTuple):
-    """`what` is explain, map or repin; `pod` as DescribedPod.id, "" for none."""
+    """`what` is explain, map, repin or foremost (the foreign program with the most time); `pod` as
+    DescribedPod.id, "" for none."""
 
     what: str
     pod: str = ""
@@ -49,7 +50,8 @@ class ListedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """`selected` is the id of a row, `top` the number of the first one that is shown."""
+    """`selected` is the id of a row, `top` the number of the first one that is shown. Until the cursor is `moved` it
+    stays on the first row, whichever that is."""
 
     view: View
     pod: str = ""
@@ -59,6 +61,7 @@ class Page:
     filter: str = ""
     selected: str = ""
     top: int = 0
+    moved: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,19 +93,22 @@ def reduce(state: State, key: str, listed: ListedRows) -> State:
     if state.mode is Mode.CONFIRM:
         return replace(state, mode=Mode.NORMAL, notice="" if key == "y" else "nothing was done",
                        request=Request("repin", _pod(state)) if key == "y" else None)
-    if key in _MOVES:
+    if key in _MOVES or key in _PAGES:
         return with_selection(_moved(state, key, listed), listed)
     if key in ("q", "escape", "left", "backspace"):
         return _back(state, key)
-    return _command(state, key)
+    return _command(state, key, listed)
 
 
 def with_selection(state: State, listed: ListedRows) -> State:
-    """The state with a row selected that exists, and the selected row in sight."""
+    """The state with a row selected that exists, and the selected row in sight. A pod that a repin was asked for
+    stays selected."""
     page, count = state.page, len(listed.ids)
     if page.view is View.TEXT:
         return state.with_page(top=max(0, min(page.top, count - listed.height)))
-    at = listed.ids.index(page.selected) if page.selected in listed.ids else min(page.top, count - 1)
+    kept = page.moved or state.mode is Mode.CONFIRM
+    at = (min(0, count - 1) if not kept else listed.ids.index(page.selected) if page.selected in listed.ids
+          else min(page.top, count - 1))
     if at < 0:
         return state.with_page(top=0)
     top = max(min(page.top, at, max(0, count - listed.height)), at - listed.height + 1)
@@ -114,20 +120,22 @@ def answered(state: State, title: str, lines: tuple[Line, ...]) -> State:
     return replace(state, notice="").opened(Page(View.TEXT, title=title, lines=lines))
 
 
-_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": 0, "pagedown": 0, " ": 0, "home": 0, "end": 0, "g": 0,
-          "G": 0}
+#: Rows that a key moves the cursor by, and pages that it moves the rows by.
+_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": 0, "end": 0, "g": 0, "G": 0}
+_PAGES = {"pageup": -1, "b": -1, "pagedown": 1, " ": 1}
 
 
 def _moved(state: State, key: str, listed: ListedRows) -> State:
     page, count = state.page, len(listed.ids)
     text = page.view is View.TEXT
     at = page.top if text else listed.ids.index(page.selected) if page.selected in listed.ids else 0
-    far = {"pageup": -listed.height, "pagedown": listed.height, " ": listed.height, "home": -count, "g": -count,
-           "end": count, "G": count}.get(key, _MOVES[key])
+    rows = _PAGES.get(key, 0) * listed.height
+    far = rows or {"home": -count, "g": -count, "end": count, "G": count}.get(key) or _MOVES[key]
     at = max(0, min(at + far, count - 1))
     if text:
         return state.with_page(top=at)
-    return state.with_page(selected=listed.ids[at]) if count else state
+    top = max(0, min(page.top + rows, count - listed.height))
+    return state.with_page(selected=listed.ids[at], top=top, moved=key not in ("home", "g")) if count else state
 
 
 def _back(state: State, key: str) -> State:
@@ -153,18 +161,23 @@ def _filter(state: State, key: str) -> State:
     return state.with_page(filter=text, top=0)
 
 
-def _command(state: State, key: str) -> State:
+#: What a key shows, whatever is selected.
+_SHOWN = {"h": "help", "?": "help", "m": "map"}
+
+
+def _command(state: State, key: str, listed: ListedRows) -> State:
     page, pod = state.page, _pod(state)
     if key == "p":
         return replace(state, paused=not state.paused)
-    if key in ("h", "?"):
-        return replace(state, request=Request("help"))
-    if key == "m":
-        return replace(state, request=Request("map"))
+    if key in _SHOWN:
+        return replace(state, request=Request(_SHOWN[key]))
     if key == "F":
         return state.opened(Page(View.FOREIGN))
     if page.view is View.TEXT:
         return state
+    if key == "t":
+        return replace(state, request=Request("foremost", next(iter(listed.ids), "") if page.view is View.PODS else
+                                              page.pod))
     if key == "/":
         return replace(state, mode=Mode.FILTER, before=page.filter)
     if key in _SORTS:
