@@ -66,7 +66,7 @@ def photograph(html: str, to: Path) -> None:
         file = Path(directory, "isolation.html")
         file.write_text(html, encoding="utf-8")
         subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                        f"--user-data-dir={directory}/profile", "--window-size=800,1018", f"--screenshot={to}",
+                        f"--user-data-dir={directory}/profile", "--window-size=800,945", f"--screenshot={to}",
                         file.as_uri()], check=True, capture_output=True, timeout=300)
     image = importlib.import_module("PIL.Image")
     image.open(to).convert("RGB").quantize(256).save(to, optimize=True)
