@@ -131,7 +131,8 @@ class Checks:
 
     def _verify(self) -> Iterator[str]:
         done = self.world.cli("verify")
-        if done.returncode != 0 and not self._held():
+        # 3: no thread could be compared, as when every VMM was killed.
+        if done.returncode not in ((0,) if self.world.running() else (0, 3)) and not self._held():
             yield f"ends with {done.returncode}: {done.stdout}{done.stderr}"
 
     def _guests(self) -> Iterator[str]:
