@@ -112,7 +112,7 @@ def test_the_status_has_rates_and_what_stays(tmp_path: Path) -> None:
     (tmp_path / "proc/interrupts").write_bytes(interrupts(range(8), names, {}))
     away = part(tmp_path, "away")
     node: NodeIrqs = away.tasks["irqs"].__self__
-    node._reader.read(owners())
+    assert [str(device.cpus) for device in node._reader.read(owners()).devices] == ["1"], "as they are afterwards"
     (tmp_path / "proc/interrupts").write_bytes(interrupts(range(8), names, {(7, 3): 1000, (150, 2): 10}))
     node.reading = node._reader.read(owners())._replace(seconds=10.0)
     data = away.status()

@@ -102,14 +102,14 @@ class IrqReader:
                     self._counts[growth.cpu, growth.row.kind] += growth.grew
             passed = [row for row in interrupts.rows(b"vfio-") if row.device]
             self._find_devices(passed, owners)
-            devices = [DeviceInterrupt(row, self._devices[row.device], mask) for row in passed
-                       if row.irq is not None and row.device in self._devices
-                       and (mask := self._files.mask(row.irq)) is not None]
             moved = Moved()
             if self._mover is not None and not self._closed:
                 apart = {device: owners.masks[sandbox] for device, sandbox in self._devices.items()
                          if sandbox in owners.masks}
                 moved = self._mover.move(interrupts.rows(), owners.room._replace(apart=apart))
+            devices = [DeviceInterrupt(row, self._devices[row.device], mask) for row in passed
+                       if row.irq is not None and row.device in self._devices
+                       and (mask := self._files.mask(row.irq)) is not None]
             return Reading(seconds, tuple(cpus), self._devices, tuple(devices), moved, dict(self._counts))
 
     def _find_devices(self, rows: Iterable[IrqRow], owners: Owners) -> None:
