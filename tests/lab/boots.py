@@ -75,12 +75,14 @@ IN_CI = (
 #: Before a release, too: a long soak on both kernels; the long tests on the newer one, most of which resemble another
 #: in CI; the allocator with both versions of containerd; the older kernel, whose vhost workers and KVM helpers are
 #: kernel threads, which forgets a mask that a cpuset cuts, and whose proc connector needs CAP_NET_ADMIN; a guest that
-#: boots Linux without a real containerd; the older cgroups, and few CPUs without SMT, with what they change.
+#: boots Linux without a real containerd; a passed-through device; the older cgroups, and few CPUs without SMT, with
+#: what they change.
 BEFORE_A_RELEASE = (
     Boot(Variant(Kernel.V6_12), "-soak", _files("soak", "guest", "requests"),
          {"VMPIN_LAB_SOAK_STEPS": "120", "VMPIN_LAB_ROUNDS": "50"}),
     Boot(Variant(Kernel.V6_12), "-long", [*_without(*ALLOCATING), "-m", "release"]),
     *(Boot(Variant(Kernel.V6_12), f"-{name}", _files(name)) for name in ALLOCATING),
+    Boot(Variant(Kernel.V6_12, topology=Topology.IOMMU), "", _files("passed_through")),
     Boot(Variant(Kernel.V6_1), environment={"VMPIN_LAB_SOAK_STEPS": "60", "VMPIN_LAB_ROUNDS": "50"}),
     Boot(Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
     Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), "",

@@ -262,6 +262,8 @@ def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Pat
             "panic=-1", "mitigations=off", "tsc=reliable", f"vmpin.cgroup={variant.cgroup}"]
     if variant.topology is Topology.NOSMT:
         line += ["nosmt", "vmpin.offline=6"]
+    elif variant.topology is Topology.IOMMU:
+        line += ["intel_iommu=on"]
     argv = [*emulator(root), "-name", "vmpin-lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu",
             _CPU, "-smp", "8,sockets=2,cores=2,threads=2", "-m", f"{MEMORY}M"]
     for node, cpus in enumerate(("0-3", "4-7")):
@@ -270,6 +272,8 @@ def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Pat
     for tag, socket in sockets.items():
         argv += ["-chardev", f"socket,id={tag},path={socket}", "-device",
                  f"vhost-user-fs-pci,chardev={tag},tag={tag},queue-size=1024"]
+    if variant.topology is Topology.IOMMU:
+        argv += ["-device", "intel-iommu,intremap=off"]
     for node in (0, 1):  # a NIC on each node, both on one wire; the kernel names that of the last bus first
         argv += ["-device", f"pxb-pcie,id=pxb{node},bus_nr={64 * (node + 1)},numa_node={node},bus=pcie.0", "-device",
                  f"pcie-root-port,id=port{node},bus=pxb{node},chassis={node + 1}", "-device",

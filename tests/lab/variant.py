@@ -32,6 +32,8 @@ class Topology(enum.StrEnum):
     FULL = "2x2x2"
     #: SMT off, and CPU 6 offline: 0, 2 and 4 are left.
     NOSMT = "nosmt"
+    #: All of them, and an IOMMU, so that devices can be passed through (VFIO). Without interrupt remapping.
+    IOMMU = "2x2x2-iommu"
 
 
 @dataclass(frozen=True)

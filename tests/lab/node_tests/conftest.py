@@ -18,10 +18,12 @@ from vmpin.host.sysfs import Sysfs
 
 #: What is for another node: most tests count on all eight CPUs, the soak on cgroup v2. What a real
 #: containerd reports is the same on every kernel, and takes two minutes.
-_ELSEWHERE = (["test_few_cpus.py"] if os.environ["VMPIN_LAB_TOPOLOGY"] == Topology.FULL else
+_ELSEWHERE = (["test_few_cpus.py"] if os.environ["VMPIN_LAB_TOPOLOGY"] != Topology.NOSMT else
               [f"test_{each}.py" for each in (
                   *ALLOCATING, "changes", "clock", "drift_causes", "faults", "guest", "guest_chain", "hotplug",
                   "irqs", "memory", "no_leak", "nri", "places", "proved", "requests", "soak")])
+if os.environ["VMPIN_LAB_TOPOLOGY"] != Topology.IOMMU:
+    _ELSEWHERE.append("test_passed_through.py")
 if os.environ["VMPIN_LAB_CGROUP"] != Cgroup.V2:
     # A CPU that comes back is the cgroup's again on v2 alone.
     _ELSEWHERE += ["test_soak.py", *(f"test_{each}.py" for each in ALLOCATING)]

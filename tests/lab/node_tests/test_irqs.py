@@ -156,6 +156,7 @@ def test_interrupts_leave_exclusive_cpus_under_traffic_and_come_back_after_a_kil
     assert not Path("/run/vmpin/irqs.json").exists()
 
 
+@pytest.mark.release
 def test_irqbalance_leaves_exclusive_cpus_alone_and_then_as_before(
         node: Vmpin, watcher: Watcher, traffic: dict[int, str]) -> None:
     directory = Path("/run/irqbalance")
