@@ -28,7 +28,7 @@ def test_a_root_that_is_not_there_is_no_clean_node(root: str, why: str, tmp_path
 def test_a_fault_in_the_configuration_is_printed_and_the_rest_is_gathered(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "vmpin.yaml"
-    file.write_text("no_such_section: {}\n")
+    file.write_text("no_such_section: {key: 1}\n")
     paths = [f"--set=paths.{name}={tmp_path / name}" for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")]
     assert main(["--config", str(file), *paths, "gather", "--dry-run"]) == 0
     written = capsys.readouterr()

@@ -79,6 +79,7 @@ def test_a_lock_file_names_no_index() -> None:
 
 
 def test_the_chart_is_of_the_version_and_of_its_images(tmp_path: Path) -> None:
+    need_tool("git")
     build = release.Build(tmp_path, tmp_path / "none.whl", "0.1.0.dev12+gabc1234")
     release.chart(build)
     raw = gzip.decompress((tmp_path / "vmpin-0.1.0-dev.12+gabc1234.tgz").read_bytes())
@@ -127,6 +128,7 @@ def test_another_directory_is_not_emptied(tmp_path: Path) -> None:
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A release without what takes root or rpm."""
     need_tool("dpkg-deb")
+    need_tool("git")
     pytest.importorskip("build")
     out = tmp_path_factory.mktemp("release") / "out"
     built = subprocess.run([sys.executable, ROOT / "config/release.py", "-o", out, "--only", "deb", "--only", "lock"],
