@@ -31,6 +31,8 @@ ANSWERS = {
         ("floating", "web .* shared", "name the shared CPUs: node.shared_pool in"),
     "Threads have fewer CPUs than decided":
         ("keeps 1 VMM off CPUs", "mask .*, but /sys/fs/cgroup/", "find the program"),
+    "Threads are put back again and again":
+        ("An unknown program", "masks of its threads", "This prints each program .*: bpftrace -e"),
     "Two pods have the same exclusive CPU": ("open to others", "exclusive to .* and ", "correct the wrong one"),
     "The state file is damaged": ("cannot be used|^bad", "state-file", "sets it aside at its next start"),
     "No container starts since the hook was installed":
