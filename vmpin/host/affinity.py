@@ -13,9 +13,8 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Set
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VmThread
 from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadGone
 from vmpin.host.procfs import Procfs
@@ -43,10 +42,9 @@ def get(tid: int) -> frozenset[int] | None:
         return None
 
 
-def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet, was: CpuSet = EMPTY) -> tuple[CpuSet, bytes]:
+def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, bytes]:
     """Set a thread's mask. A stat file that the pass kept open is used, but read again: the pass may have classified
     the thread long ago.
-    :param was: the thread's mask, as far as it is known.
     :returns: the mask that the kernel shows afterwards, which may be smaller than requested; and the thread's stat
         line from before, because the new mask may move the thread off the CPU that the line names.
     :raises ThreadGone: the thread has ended. If another thread took over its tid meanwhile, that thread's mask is put
@@ -77,8 +75,7 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet, was: CpuSet = EMPTY) 
             raise ThreadGone(tid, cpus)
         wanted = cpus.frozen()
         try:
-            # After a delay the tid may be another thread's, whose mask is then put back.
-            before = was.frozen() if time.monotonic() - begin <= SOON else os.sched_getaffinity(tid)
+            before = os.sched_getaffinity(tid)
             os.sched_setaffinity(tid, wanted)
             now = os.sched_getaffinity(tid)
         except OSError as err:
@@ -103,7 +100,7 @@ def _lives(fd: int) -> bool:
     return stat[stat.rfind(b")") + 2] not in _ENDED
 
 
-def _put_back(tid: int, mask: Set[int]) -> None:
+def _put_back(tid: int, mask: set[int]) -> None:
     """Restore the mask of a thread that took over a tid while it was being pinned: the mask read just before is the
     best guess. Errors are ignored: that thread has ended as well, or the first call was refused, too."""
     if mask:

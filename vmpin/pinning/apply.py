@@ -65,7 +65,7 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
     debug = logger.isEnabledFor(logging.DEBUG)
     for operation in operations:
         try:
-            got, stat = affinity.pin_seen(proc, operation.thread, operation.cpus, operation.was)
+            got, stat = affinity.pin_seen(proc, operation.thread, operation.cpus)
         except ThreadGone:
             results.append(Result(operation, Outcome.GONE, None))
         except AffinityError as err:

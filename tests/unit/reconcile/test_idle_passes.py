@@ -71,7 +71,7 @@ def test_names_are_read_again_after_lost_events_and_else_seldom(
 
 
 @pytest.mark.parametrize(("named", "files"), [(False, 3), (True, 2)])
-def test_a_first_pass_makes_seven_system_calls_a_thread_and_reads_three_files_of_a_vmm(
+def test_a_first_pass_makes_eight_system_calls_a_thread_and_reads_three_files_of_a_vmm(
         named: bool, files: int, machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Command line, stat, and status; no status of a VMM that Kata's state names."""
     vmms = [_vmm(machine, crowd, name) for name in "abc"]
@@ -83,7 +83,7 @@ def test_a_first_pass_makes_seven_system_calls_a_thread_and_reads_three_files_of
     monkeypatch.setattr(machine.node_state.proc, "pids", lambda: [str(vmm.pid) for vmm in vmms])
     monkeypatch.setattr(affinity, "SOON", 3600)  # else a thread's file is read once more on a busy machine
     calls = system_calls(lambda: machine.reconciler.resync(full=True))
-    assert calls["sched_getaffinity"] == 2 * threads  # before, and afterwards
+    assert calls["sched_getaffinity"] == 3 * threads  # before, at once before, and afterwards
     assert calls["pread"] == calls["sched_setaffinity"] == threads
     own = 2 * len(vmms) if named else 0  # Kata's files: each with a second read, for its end
     assert 0 <= calls["read"] - threads - files * len(vmms) - own <= 4, calls
