@@ -59,7 +59,8 @@ def deb(wheel: Path, version: str, output: Path) -> Path:
         size = sum(file.lstat().st_size for file in tree.rglob("*") if not file.is_dir()) // 1024
         scripts = {"postinst": f'if [ "$1" = configure ]; then\n{INSTALLED}fi\n',
                    "prerm": f'if [ "$1" = remove ]; then\n{REMOVING}fi\n',
-                   "postrm": REMOVED}
+                   # dpkg removes the directory of base-files with the last package that has it.
+                   "postrm": f"[ -d /opt ] || mkdir -m 755 /opt\n{REMOVED}"}
         control = tree / "DEBIAN"
         control.mkdir()
         (control / "control").write_text(

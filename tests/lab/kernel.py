@@ -39,6 +39,8 @@ class Built:
     #: Directories to lay over the root file system: the modules, and what else is to be in the node.
     layers: tuple[Path, ...]
     version: str
+    #: The root file system whose QEMU emulates the node; None: the node's own.
+    emulator: Path | None = None
 
 
 def recipe(kernel: Kernel) -> object:

@@ -97,13 +97,24 @@ def run_tests(variant: Variant, root: Path, kernel: Built, results: Path, argume
     :raises LabError: when the node does not come to an end; its console is in results/console.log. And when
         `results` has files that are not of a run before.
     """
-    empty(results)
     pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "--basetemp=/tmp/pytest",
               "--junitxml=/results/junit.xml", "-o", "testpaths=tests/lab/node_tests", "-o",
               "faulthandler_timeout=240", f"--color={'yes' if sys.stdout.isatty() else 'no'}"]
     job = _JOB.format(first=shlex.join([*pytest, *arguments]), again=shlex.join(pytest))
+    return run_job(variant, root, kernel, results, lambda layer: write_job(layer, variant, job, environment or {}),
+                   deadline, boot_once)
+
+
+def run_job(variant: Variant, root: Path, kernel: Built, results: Path, write_layer: Callable[[Path], None],
+            deadline: float, boot_once: BootsOnce | None = None) -> int:
+    """Boot the node, and follow it to its end. `results` is emptied first.
+
+    :param write_layer: makes the topmost layer of the root, with /lab/init; it leaves its status in /results/status.
+    :raises LabError: as `run_tests`.
+    """
+    empty(results)
     with _place() as place:
-        write_job(place / "job", variant, job, environment or {})
+        write_layer(place / "job")
         for boot in range(1, BOOTS + 1):
             in_time = (boot_once or _run)(variant, root, kernel, place, boot, results, deadline)
             console = (results / "console.log").read_bytes()
@@ -264,8 +275,8 @@ def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Pat
         line += ["nosmt", "vmpin.offline=6"]
     elif variant.topology is Topology.IOMMU:
         line += ["intel_iommu=on"]
-    argv = [*emulator(root), "-name", "vmpin-lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu",
-            _CPU, "-smp", "8,sockets=2,cores=2,threads=2", "-m", f"{MEMORY}M"]
+    argv = [*emulator(kernel.emulator or root), "-name", "vmpin-lab", "-machine", "q35", "-accel", "tcg,thread=multi",
+            "-cpu", _CPU, "-smp", "8,sockets=2,cores=2,threads=2", "-m", f"{MEMORY}M"]
     for node, cpus in enumerate(("0-3", "4-7")):
         argv += ["-object", f"memory-backend-memfd,id=m{node},size={MEMORY // 2}M,share=on",
                  "-numa", f"node,nodeid={node},cpus={cpus},memdev=m{node}"]
