@@ -27,6 +27,7 @@ from cluster.reporter_node import DAEMON_SETS, until
 from cluster.server import DEADLINE, MERGE, ApiServer
 
 sys.path.append(str(ROOT / "config"))
+import image
 import release as building
 
 pytestmark = pytest.mark.cluster
@@ -153,6 +154,31 @@ def test_the_commands_of_the_page_do_what_it_has(release: Release, tmp_path: Pat
     for each, holds in zip(words, steps, strict=True):
         assert release.run(*each) == (0, ""), each
         assert holds(), (each, release.selectors)
+
+
+def test_one_build_takes_the_place_of_another_and_goes_back(release: Release, tmp_path: Path) -> None:
+    """Each with the images of its own version, and values that both know."""
+    charts = {}
+    for version in "0.1.0.dev3+gabc1234", "0.1.0.dev4+gdef5678":
+        building.chart(building.Build(tmp_path, tmp_path, version))
+        charts[version] = str(tmp_path / f"vmpin-{building.chart_version(version)}.tgz")
+    (older, first), (newer, second) = charts.items()
+
+    def tags() -> set[str]:
+        images = {container["image"] for each in release.items(DAEMON_SETS)
+                  for container in each["spec"]["template"]["spec"]["containers"]}
+        return {image.rpartition(":")[2].removesuffix("-kubernetes") for image in images}
+
+    assert release.run("install", "vmpin", first, "-n", "vmpin", "-f", "values.yaml") == (0, "")
+    assert tags() == {image.tag(older)}
+    assert release.run("upgrade", "vmpin", second, "-n", "vmpin", "-f", "values.yaml") == (0, "")
+    assert tags() == {image.tag(newer)}
+    assert release.run("rollback", "vmpin", "-n", "vmpin") == (0, "")
+    assert tags() == {image.tag(older)}
+    code, said = release.run("upgrade", "vmpin", first, "-n", "vmpin", "--set", "later.key=1")
+    assert code == 1, "a value of a newer chart"
+    assert "later" in said
+    assert tags() == {image.tag(older)}
 
 
 @pytest.mark.parametrize("flag", ["--reset-then-reuse-values", "--reuse-values"])
