@@ -23,8 +23,8 @@ WORTH := --rounds 8
 TEST_NEEDS := strace=strace qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podman conmon=conmon \
 	busybox=busybox-static gcc=gcc /usr/include/stdio.h=libc6-dev /usr/bin/python3=python3 git=git \
 	ip=iproute2 tc=iproute2 openssl=openssl bash=bash zsh=zsh fish=fish mandoc=mandoc tmux=tmux
-# What the lab, the tests with guests and those before a release need besides. virtiofsd comes with Debian 12's qemu-system-x86; the QEMU that
-# emulates the node and the guests is the node's own.
+# What the lab, the tests with guests and those before a release need besides. virtiofsd comes with Debian 12's
+# qemu-system-x86; the QEMU that emulates the node and the guests is the node's own.
 LAB_NEEDS := debootstrap=debootstrap modprobe=kmod rpm=rpm rpmbuild=rpm
 # Whose package would start a server: its files are only unpacked.
 UNPACKED := build/unpacked

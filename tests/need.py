@@ -55,6 +55,13 @@ def need_reaper() -> None:
         lacking("needs a process 1 that waits for orphans: here it is Python")
 
 
+def need_machines_pids() -> None:
+    """The machine's own pid namespace (include/linux/proc_ns.h: PROC_PID_INIT_INO): elsewhere the kernel reports no
+    process events, and the doctor finds fault with that."""
+    if os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC:
+        lacking("needs the machine's own pid namespace")
+
+
 def lacking(reason: str) -> NoReturn:
     """For what is neither root nor a tool."""
     if os.environ.get("CI") == "true":

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from enclosure import Enclosure
-from need import need_root, need_tool
+from need import need_machines_pids, need_root, need_tool
 from process_masks import two_cpus
 from real_containerd import Containerd
 from real_node import COMMAND, Node
@@ -62,6 +62,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.mark.root
 def test_a_node_where_all_is_well(lab: Lab) -> None:
+    need_machines_pids()
     found = lab.findings(*OURS)
     assert list(found) == OURS
     assert {finding["level"] for finding in found.values()} == {"ok"}, found
@@ -149,6 +150,7 @@ def test_a_check_that_there_is_none_of_is_refused(lab: Lab) -> None:
 @pytest.mark.root
 def test_a_watcher_that_is_stopped_or_killed_is_distinguished_from_none() -> None:
     need_root()
+    need_machines_pids()
     with Node() as node:
         found = findings(node, *OURS, code=1)
         assert found["watcher"]["level"] == "bad"

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.root
 Cpus = tuple[str, str]
 #: By heading, where the output that the page shows has what is wrong, on what, and what to do.
 ANSWERS = {
+    "The watcher is stopped": ("is stopped", "watcher .pid", "`kill -CONT"),
     "The watcher refuses its configuration": ("unknown key", "'node.sharedpool'", "did you mean"),
     "A VM floats, though its container has CPUs of its own":
         ("floating", "web .* shared", "name the shared CPUs: node.shared_pool in"),

@@ -114,7 +114,7 @@ async def running(received: Received) -> AsyncIterator[None]:
     task = asyncio.create_task(received.feed.run())
     await until(lambda: received.feed.source_health().up or "not reported" in str(received.feed.data()["state"]))
     if not received.feed.source_health().up:
-        lacking(f"needs the kernel's proc connector: {received.feed.data()}")
+        lacking(f"needs the kernel's proc connector: {received.feed.data()['state']}")
     try:
         yield
     finally:
