@@ -11,7 +11,7 @@ import pytest
 
 from vmpin.cli import status, verbs
 from vmpin.cli.main import main
-from vmpin.cli.verbs import grammar, verb_modules
+from vmpin.cli.verbs import grammar, verb_modules, without_alias
 
 ROOT = Path(__file__).parents[3]
 TOPICS = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
@@ -131,4 +131,7 @@ def test_a_word_of_other_scripts_is_taken_and_not_listed(monkeypatch: pytest.Mon
     monkeypatch.setattr(status, "run", lambda args: print(args.explain, args.sandbox, args.set) or 0)
     assert main(["--set", "log.level=error", "explain", "explain"]) == 0
     assert capsys.readouterr().out == "True explain ['log.level=error']\n"
-    assert "explain" not in verb_modules()
+    assert without_alias(["--config", "audit", "audit", "-o", "json"]) == [
+        "--config", "audit", "verify", "--others", "-o", "json"]
+    assert without_alias(["reconcile", "reconcile"]) == ["repin", "reconcile"]
+    assert not {"explain", "audit", "reconcile"} & verb_modules().keys()
