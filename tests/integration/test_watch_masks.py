@@ -85,7 +85,8 @@ def test_masks_set_by_hand_stay_until_a_container_is_known(node: Node, cpus: tup
         verified = node.cli("verify")
         assert (verified.returncode, verified.stdout) == (3, "")
         assert "no thread of 1 VM has a mask to be compared with: nothing was compared (no con" in verified.stderr
-        assert node.data("plan") == {"version": 1, "operations": [], "unmanaged": [vm.sandbox]}
+        assert node.data("plan") == {"version": 1, "operations": [], "unmanaged": [vm.sandbox],
+                                     "of_features": []}
         assert node.log().count("unmanaged sandbox=") == 1
 
         node.container(vm.sandbox, "web", second)
