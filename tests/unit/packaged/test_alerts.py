@@ -170,9 +170,9 @@ def test_alerts_about_sandboxes_name_the_pod_where_metrics_do(exported: Exported
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
 def test_the_first_command_of_an_alert_is_one(rule: dict[str, Any]) -> None:
     text = rule["annotations"]["command"]
-    pod = re.fullmatch(r"\{\{ if \$labels\.pod }}(vmpin [\w -]+ )\{\{ printf .*?}} ?"
+    pod = re.fullmatch(r"\{\{ if \$labels\.pod }}(vmpin [\w -]+ )\{\{ printf .*?}}([ \w-]*)"
                        r"\{\{- else }}(.*)\{\{ end }}", text)
-    for command in [text] if pod is None else [pod[1] + "shop/web", pod[2]]:
+    for command in [text] if pod is None else [pod[1] + "shop/web" + pod[2], pod[3]]:
         program, *arguments = command.split()
         assert program == "vmpin"
         assert callable(verbs_parser(arguments).parse_args(arguments).run)
