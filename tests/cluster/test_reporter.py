@@ -192,7 +192,7 @@ def test_what_is_forbidden_or_delayed_does_not_stop_the_rest(own_server: ApiServ
     until(lambda: "is not permitted (RBAC" in node.log(), node.log())
     check_alive(node, name)
     (said,) = [each for each in node.log().splitlines() if "is not permitted (RBAC" in each]
-    assert said.endswith("up to 300 s (as faults.json says)")
+    assert said.endswith(f"up to 300 s (as faults.json says) pod=default/{name}")
 
 
 def test_a_watcher_that_comes_back_is_followed_again(server: ApiServer, newest: Path, given_node: Given,

@@ -134,14 +134,18 @@ def _hooks(there: Registrations, further: Sequence[Path]) -> tuple[list[Step], l
     """The steps that take the hook out of the runtimes' configuration; and what stays, with the reason."""
     directories, specs = dict.fromkeys((*further, *there.usual, *there.named)), {}
     for file, script in there.files:
-        if file.parent == script.parent:
+        if os.path.realpath(file.parent) == os.path.realpath(script.parent):
             directories[file.parent] = None
         else:
             specs[file] = script
     steps: list[Step] = []
     kept = []
+    in_specs = {os.path.realpath(script) for script in specs.values()}
     for place in directories:
-        if place not in there.named:
+        own = oci_hook.script_path(place)
+        if os.path.realpath(own) in in_specs:  # containerd runs it until it is restarted
+            steps += [step for step in oci_hook.plan_remove(place) if step.path != own]
+        elif place not in there.named:
             steps += oci_hook.plan_leave(place)
         elif removals := oci_hook.plan_remove(place):
             steps += removals

@@ -133,12 +133,9 @@ class NriFeed:
         self.state = f"connected to {text}" if up else f"not connected: {text}"
 
     def _drain(self) -> None:
-        try:
-            batch = merged(self._queues)
-        except Exception:  # a bug must not lose a batch
-            logger.exception("nri: unforeseen error; everything is listed again")
+        batch = merged(self._queues)
+        if batch.lost:
             self.request_list()
-            return
         if batch.events:
             self._take(batch.events, batch.times[0], batch.waited)
 

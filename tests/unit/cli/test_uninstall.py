@@ -91,6 +91,24 @@ def test_a_base_spec_loses_the_hook_and_the_script_stays_until_containerd_is_res
     assert any(f"rm {script}" in line for line in document["kept"])
 
 
+@pytest.mark.parametrize("registered_there_too", [False, True])
+def test_a_script_in_a_usual_directory_stays_while_a_base_spec_runs_it(
+        registered_there_too: bool, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    usual = tmp_path / "hooks.d"
+    script, spec = usual / "vmpin-hook", tmp_path / "spec.json"
+    if registered_there_too:
+        assert main(["install", "hook", "--hooks-dir", str(usual)]) == 0
+    else:
+        oci_hook.script_operation(usual).execute()
+    spec.write_text(json.dumps(oci_hook.with_hook({"ociVersion": "1.0.2"}, script, HookOptions())))
+    monkeypatch.setattr(uninstall, "registered", lambda config: Registrations(
+        [(spec, script), *((path, script) for path in usual.glob("*.json"))], usual=[usual]))
+    assert f"kept {script}: containerd read {spec}" in run(command, capsys)
+    assert [*usual.iterdir()] == [script]
+    assert json.loads(spec.read_text()) == {"ociVersion": "1.0.2"}
+
+
 def test_a_unit_that_was_changed_by_hand_stops_it_before_anything_is_done(
         units: Path, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install", "hook", "--hooks-dir", str(tmp_path / "hooks.d")]) == 0

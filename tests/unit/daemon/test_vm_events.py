@@ -76,7 +76,7 @@ async def test_a_containers_life_sets_masks_twice_and_derives_two_maps(
     assert made[Verb.POST_CREATE] == {**read, "open": 1, "read": 1, "close": 1}  # the VMM's cgroup
     for verb in Verb.CREATE, Verb.STOP:
         assert made[verb]["sched_setaffinity"] == threads
-        assert made[verb]["sched_getaffinity"] == 2 * threads  # before and afterwards
+        assert made[verb]["sched_getaffinity"] == 3 * threads  # compared, right before the set, and afterwards
     assert calls == {"guest_map": 2, "place": 3}  # START ends the runtime's request
     assert VM in watcher.passes.rechecks.pending
 

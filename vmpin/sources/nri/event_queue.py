@@ -5,6 +5,7 @@ On overflow all events are dropped; the runtime lists all pods and containers ag
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -17,6 +18,8 @@ from typing import NamedTuple
 from vmpin.domain.model import SandboxId
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced, UndecodedCall
 
+logger = logging.getLogger(__name__)
+
 #: The most events, and about the most bytes of the runtime's data. A thousand updates a second are a lot.
 MAX_WAITING, MAX_WAITING_BYTES = 16384, 64 << 20
 #: For so long (s) an event that can wait does so: a runtime reports a pod's start, and its end, in bursts of some
@@ -25,11 +28,13 @@ PATIENCE = 0.25
 
 
 class NriBatch(NamedTuple):
-    """Events in order, and the time at which each was put (time.perf_counter). `waited`: each of them could wait."""
+    """Events in order, and the time at which each was put (time.perf_counter). `waited`: each of them could wait.
+    `lost`: whether a call could not be decoded, for a fault of vmpin's."""
 
     events: list[NriEvent]
     times: list[float]
     waited: bool
+    lost: bool = False
 
 
 class NriQueue:
@@ -53,10 +58,10 @@ class NriQueue:
         :returns: False on overflow: all events are then dropped except `Disconnected`, which the runtime's list does
         not repeat."""
         now = time.perf_counter()
-        due = now + PATIENCE if waits else now
         with self._lock:
             if self._closed:
                 return True
+            due = now + PATIENCE if waits and 8 * (self._size + size) < self._max_bytes else now
             self._due = due if self._due is None else min(due, self._due)
             fits = isinstance(event, Disconnected) or (
                 len(self._events) < self._max_waiting and self._size + size <= self._max_bytes)
@@ -89,14 +94,18 @@ class NriQueue:
                 self._size -= taken[-1][1]
             if not self._events:
                 self._due = None
-        events, times, waited = [], [], True
+        events, times, waited, lost = [], [], True, False
         for put, _, waits, event in taken:
-            decoded = event.event() if isinstance(event, UndecodedCall) else event
+            try:
+                decoded = event.event() if isinstance(event, UndecodedCall) else event
+            except Exception:  # a bug must not lose the others
+                logger.exception("nri: unforeseen error; everything is listed again")
+                decoded, lost = None, True
             if decoded is not None:
                 events.append(decoded)
                 times.append(put)
                 waited = waited and waits
-        return NriBatch(events, times, waited)
+        return NriBatch(events, times, waited, lost)
 
     def sandboxes(self) -> set[SandboxId]:
         """The sandboxes of the waiting events; of a list, all its sandboxes."""
@@ -119,7 +128,8 @@ def merged(queues: Iterable[NriQueue]) -> NriBatch:
         return batches[0]
     timed = sorted(chain.from_iterable(zip(batch.events, batch.times, strict=True) for batch in batches),
                    key=itemgetter(1))
-    return NriBatch([event for event, _ in timed], [put for _, put in timed], all(batch.waited for batch in batches))
+    return NriBatch([event for event, _ in timed], [put for _, put in timed], all(batch.waited for batch in batches),
+                    any(batch.lost for batch in batches))
 
 
 def _sandboxes(event: NriEvent | UndecodedCall) -> Iterable[SandboxId]:

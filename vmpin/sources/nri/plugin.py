@@ -185,6 +185,7 @@ class NriPlugin:
             try:
                 for event in events:
                     queued = self.queue.put(event, size, waits) and queued
+                    size = 0
             finally:
                 stream.send(answer)
             if not queued:

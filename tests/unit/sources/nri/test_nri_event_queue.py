@@ -73,7 +73,7 @@ def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes, waiting: NriQueue, 
     assert unread.state()[0]
     assert not unread.state()[0]  # reported after everything has been put
     assert [type(event) for event in waiting.take().events] == [Synced, *[ContainerEvent] * 200, Disconnected]
-    assert waiting.take() == ([], [], True)
+    assert waiting.take().events == []
 
 
 _PEER = """\
@@ -198,7 +198,7 @@ def test_long_calls_count_by_their_size() -> None:
     for event, fits in ((fact, True), (Disconnected(), True), (fact, True), (fact, False), (fact, True)):
         assert waiting.put(event, 20_000 if event is fact else 0) is fits
         assert waiting.announce() is None
-    events, times, _ = waiting.take()
+    events, times, *_ = waiting.take()
     assert events == [Disconnected(), fact]
     assert began <= times[0] <= times[1] <= time.perf_counter()
     assert len(woken) == 5
@@ -218,4 +218,23 @@ def test_two_plugins_events_are_taken_in_the_order_they_came() -> None:
     batch = merged([connected, started_by_runtime])
     assert batch.events == events
     assert batch.times == sorted(batch.times)
-    assert merged([connected, started_by_runtime]) == ([], [], True)
+    assert merged([connected, started_by_runtime]).events == []
+
+
+def test_a_call_that_cannot_be_decoded_loses_itself_alone() -> None:
+    def failing() -> PodEvent:
+        raise ZeroDivisionError("a bug")
+
+    queue = NriQueue()
+    queue.put(UndecodedCall(SandboxId("a"), failing))
+    queue.put(Disconnected())
+    assert (batch := merged([queue])).events == [Disconnected()]
+    assert batch.lost
+
+
+def test_large_events_that_could_wait_do_not() -> None:
+    queue = NriQueue(max_bytes=800)
+    queue.put(Disconnected(), 90, waits=True)
+    assert queue.announce() is not None, "it waits"
+    queue.put(Disconnected(), 20, waits=True)
+    assert queue.announce() is None
