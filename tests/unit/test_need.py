@@ -43,7 +43,8 @@ def test_third(): raise AssertionError
     root = Path(__file__).parents[2]
     ran = subprocess.run([sys.executable, "-m", "pytest", "-c", root / "pyproject.toml", "-p", "not_tried", "-m",
                           "not lab and not release", "-n", "1", "-p", "no:cacheprovider", tests],
-                         env=os.environ | {"CI": ""}, capture_output=True, text=True, cwd=tmp_path)
+                         env=os.environ | {"CI": "", "PYTEST_ADDOPTS": ""}, capture_output=True, text=True,
+                         cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     _, _, end = ran.stdout.partition("= not tried =")
     first, second, lab, release, last = end.splitlines()[1:]
