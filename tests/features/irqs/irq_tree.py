@@ -28,6 +28,11 @@ class IrqTree:
         (self.root / f"proc/irq/{number}/smp_affinity_list").chmod(0o444 if fixed else 0o644)
         self._write()
 
+    def rename(self, number: int, name: str) -> None:
+        """Other drivers have it; "": none."""
+        self.names[number] = name
+        self._write()
+
     def remove(self, number: int) -> None:
         del self.names[number]
         for file in (directory := self.root / f"proc/irq/{number}").iterdir():

@@ -77,6 +77,24 @@ def test_an_interrupt_that_begins_under_vmpins_default_mask_is_given_back_too(no
     assert node.tree.masks() == {1: "0-7", 5: "0-7", 6: "4-7", 7: "5", DEFAULT: "0-7"}
 
 
+def test_a_number_that_is_used_again_under_vmpins_default_mask_is_given_back_too(node: Node) -> None:
+    node.tree.add(5, "eth0", "2-4")
+    node.move("2-3")
+    node.tree.remove(5)
+    node.tree.add(5, "eth1", "0-1,4-7")
+    node.move("2-3")
+    assert node.give_back()
+    assert node.tree.masks() == {5: "0-7", DEFAULT: "0-7"}
+
+
+def test_an_interrupt_whose_driver_has_just_freed_it_is_given_back(node: Node) -> None:
+    node.tree.add(1, "eth0", "0-7")
+    node.move("2-3")
+    node.tree.rename(1, "")
+    assert node.give_back()
+    assert node.tree.masks() == {1: "0-7", DEFAULT: "0-7"}
+
+
 def test_what_is_fixed_is_left_and_listed(node: Node) -> None:
     node.tree.add(1, "nvme0q3", "3", fixed=True)
     node.tree.add(2, "nvme0q4", "4", fixed=True)
@@ -179,12 +197,31 @@ class KilledFiles(IrqFiles):
             raise Killed
 
 
+class Failing(IrqFiles):
+    """A kernel that may refuse to set each mask, or to have files read. :ivar full: sets no masks. :ivar unread: the
+    reads until one fails, below 0 none does."""
+
+    full, unread = False, -1
+
+    def write(self, number: int, cpus: CpuSet) -> None:
+        if self.full:
+            raise OSError(28, os.strerror(28))
+        super().write(number, cpus)
+
+    def mask(self, number: int) -> CpuSet | None:
+        self.unread -= 1
+        if self.unread == -1:
+            raise OSError(24, os.strerror(24))
+        return super().mask(number)
+
+
 SETS = st.sets(st.integers(0, 7)).map(CpuSet)
 SOME = st.sets(st.integers(0, 7), min_size=1).map(lambda found: str(CpuSet(found)))
 #: (the event, its CPUs, which interrupt, how many masks until a kill, whether after one was set)
 EVENTS = st.lists(st.tuples(
-    st.sampled_from(["own", "own", "own", "kill", "restart", "set", "born", "gone"]), SETS, SOME, st.integers(0, 5),
-    st.integers(0, 4), st.booleans()), max_size=12)
+    st.sampled_from(["own", "own", "own", "kill", "restart", "set", "born", "gone", "freed", "shared", "again", "full",
+                     "unread"]),
+    SETS, SOME, st.integers(0, 5), st.integers(0, 4), st.booleans()), max_size=12)
 
 
 @contextlib.contextmanager
@@ -205,15 +242,36 @@ def test_in_any_order_of_events_no_mask_is_empty_on_exclusive_cpus_or_lost(
         originals = {**dict(enumerate(masks)), DEFAULT: "0-7"}
         touched, numbers = set[int](), itertools.count(6)
         exclusive = EMPTY
+        failing = Failing(node.tree.files.proc, node.tree.files.sys)
+        node.start(failing)
         for kind, own, mask, which, left, after in events:
             exclusive = own if kind in ("own", "kill") else exclusive
             if kind == "kill":
                 node.start(KilledFiles(node.tree.files, left, after))
                 with contextlib.suppress(Killed):
                     node.move(str(exclusive))
-                node.start()
+                node.start(failing)
             elif kind == "restart":
-                node.start()
+                node.start(failing)
+            elif kind == "full":
+                failing.full = True
+                node.move(str(exclusive := own))
+                node.move(str(exclusive := cpus(mask)))
+                failing.full = False
+            elif kind == "unread":
+                failing.unread = left
+                with contextlib.suppress(OSError):
+                    node.move(str(exclusive := own))
+                failing.unread = -1
+            elif kind in ("freed", "shared") and which in node.tree.names:
+                node.tree.rename(which, "" if kind == "freed" else f"dev{which}, dev{mask}")
+            elif kind == "again" and which in node.tree.names:
+                node.tree.remove(which)
+                now = cpus(node.tree.masks()[DEFAULT])
+                part = now & NODES.get(nodes[which], EMPTY)
+                node.tree.add(which, f"new{next(numbers)}", str(part or now), nodes[which])
+                originals[which] = str(NODES[nodes[which]]) if part else "0-7"
+                touched.discard(which)
             elif kind == "set" and which in node.tree.names:
                 node.tree.set(which, mask)
                 touched.add(which)
@@ -227,7 +285,8 @@ def test_in_any_order_of_events_no_mask_is_empty_on_exclusive_cpus_or_lost(
             resting = {kept.irq.number for kept in moved.kept}
             for number, mask_now in node.tree.masks().items():
                 assert mask_now
-                assert cpus(mask_now).isdisjoint(exclusive) or number in resting
+                unused = node.tree.names.get(number) == ""
+                assert cpus(mask_now).isdisjoint(exclusive) or number in resting or unused
             assert node.move(str(exclusive)).due == moved.due, "converged"
         if by_hand:
             assert node.give_back()

@@ -62,8 +62,33 @@ def test_the_choice_of_another_program_stays_unless_it_is_on_exclusive_cpus() ->
 
 def test_a_number_that_another_driver_has_now_begins_anew() -> None:
     kept = {1: IrqOriginal("a", cpus("0"), (cpus("1"),)), 2: IrqOriginal("b", cpus("0"), (cpus("1"),))}
-    assert plan([Irq(1, "", cpus("1"))], ROOM, kept).originals == {1: kept[1]}, "its driver may come again"
-    assert plan([Irq(1, "new", cpus("1"))], ROOM, kept) == ((), {}, ())
+    assert plan([Irq(1, "new", cpus("5"))], ROOM, kept) == ((), {}, ())
+    assert plan([Irq(1, "new", cpus("4,7"))], ROOM, kept, {1: cpus("4,6-7")}).originals == {
+        1: IrqOriginal("new", cpus("4,6-7"), (cpus("4,7"),))}, "it began under a default mask of vmpin's"
+
+
+@pytest.mark.parametrize("name", ["eth0, uhci_hcd:usb1", "vfio-intx(0000:41:00.0)"])
+def test_a_line_keeps_its_record_as_long_as_it_has_a_mask_of_vmpins(name: str) -> None:
+    """The kernel keeps the mask of a line that was set once, whichever drivers it has (irq_setup_affinity)."""
+    ours = cpus("0-1,4-5,7")
+    kept = IrqOriginal("eth0", cpus("0-7"), (ours,))
+    assert plan([Irq(1, name, ours)], ROOM, {1: kept}) == ((), {1: kept._replace(name=name)}, ())
+
+
+def test_an_interrupt_without_a_driver_is_given_back_and_not_moved() -> None:
+    kept = {1: IrqOriginal("a", cpus("0-7"), (cpus("0-1,4-5,7"),))}
+    assert plan([Irq(1, "", cpus("0-7")), Irq(2, "", cpus("0-7"))], ROOM, {}) == ((), {}, ())
+    assert plan([Irq(1, "", cpus("0-1,4-5,7"))], ROOM, kept) == ((), kept, ()), "its driver may come again"
+    (write,), originals, _ = plan([Irq(1, "", cpus("0-1,4-5,7"))], ROOM._replace(exclusive=EMPTY), kept)
+    assert (str(write.cpus), originals[1].name) == ("0-7", "a")
+
+
+def test_the_mask_that_is_set_stays_in_the_record_however_often_another_is_refused() -> None:
+    irq, kept = Irq(1, "a", cpus("0-1,3-7")), {1: IrqOriginal("a", cpus("0-7"), (cpus("0-1,3-7"),))}
+    for exclusive in ("1-2", "0,2", "5", "2-5", ""):
+        kept = dict(plan([irq], ROOM._replace(exclusive=cpus(exclusive)), kept).originals)
+        assert [write.cpus for write in restoring([irq], kept)] == [cpus("0-7")]
+        assert len(kept[1].written) == 2
 
 
 def test_what_began_under_vmpins_default_mask_gets_the_real_one_back() -> None:
@@ -76,6 +101,6 @@ def test_what_began_under_vmpins_default_mask_gets_the_real_one_back() -> None:
 
 def test_only_masks_of_vmpin_are_restored() -> None:
     kept = {number: IrqOriginal("a", cpus("0-7"), (cpus("0"), cpus("1"))) for number in range(1, 6)}
-    irqs = [Irq(1, "a", cpus("1")), Irq(2, "a", cpus("0")), Irq(3, "a", cpus("5")), Irq(4, "other", cpus("1")),
+    irqs = [Irq(1, "a", cpus("1")), Irq(2, "", cpus("0")), Irq(3, "a", cpus("5")), Irq(4, "other", cpus("1")),
             Irq(5, "a", cpus("0-7")), Irq(6, "a", cpus("1"))]
-    assert [write.irq.number for write in restoring(irqs, kept)] == [1, 2]
+    assert [write.irq.number for write in restoring(irqs, kept)] == [1, 2, 4]

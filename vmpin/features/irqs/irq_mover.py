@@ -19,7 +19,7 @@ from vmpin.domain.contention import Contention, ContentionRules
 from vmpin.features.irqs import irqbalance
 from vmpin.features.irqs.interrupt_table import IrqKind, IrqRow
 from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles
-from vmpin.features.irqs.irq_plan import Irq, IrqOriginal, IrqRoom, MaskWrite, plan, restoring
+from vmpin.features.irqs.irq_plan import Irq, IrqOriginal, IrqRoom, MaskWrite, has_driver_of, plan, restoring
 from vmpin.features.irqs.originals_file import IrqOriginals, OriginalsFile
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ class IrqMover:
         if default is None or seen is None:
             return born
         for irq in irqs:
-            if irq.number in before or not irq.name or (irq.number, irq.name) in seen:
+            kept = before.get(irq.number)
+            if (irq.number, irq.name) in seen or not irq.name or (kept is not None and has_driver_of(irq, kept)):
                 continue
             near = room.nodes.get(-1 if irq.node is None else irq.node, EMPTY)
             for mask in default.written:

@@ -37,7 +37,8 @@ class IrqRoom(NamedTuple):
 
 
 class IrqOriginal(NamedTuple):
-    """The record of an interrupt that was moved: its mask before, and the last two that vmpin set, or was about to."""
+    """The record of an interrupt that was moved: its mask before; in `written` the one that vmpin had set, and the
+    next one, that it set or was about to."""
 
     name: str
     mask: CpuSet
@@ -82,20 +83,20 @@ def wanted_mask(irq: Irq, original: CpuSet, room: IrqRoom) -> CpuSet:
 def plan(irqs: Iterable[Irq], room: IrqRoom, before: Mapping[int, IrqOriginal],
          born: Mapping[int, CpuSet] = MappingProxyType({})) -> IrqPlan:
     """Compare all interrupts with what they should have.
-    :param before: the records, by number. One of an interrupt that is gone, or that another driver has now, is
-        dropped; one whose driver has just freed it (no name) is kept.
+    :param before: the records, by number. That of an interrupt that is gone is dropped, as is that of another driver's
+        whose mask is none of vmpin's. An interrupt without a driver (no name) is moved only if it was before.
     :param born: by number, the original masks of interrupts that began under a default mask of vmpin's."""
     writes, originals, stuck = [], dict[int, IrqOriginal](), []
     decided: dict[tuple[CpuSet, int | None, str], CpuSet] = {}  # most interrupts are alike
     for irq in irqs:
         kept = before.get(irq.number)
-        if kept is not None and not irq.name:
-            originals[irq.number] = kept
-            continue
-        if kept is not None and kept.name != irq.name:
-            kept = None
-        if kept is None and irq.number in born:
+        if irq.number in born:
             kept = IrqOriginal(irq.name, born[irq.number], (irq.mask,))
+        elif kept is not None and irq.name not in ("", kept.name):
+            same = has_driver_of(irq, kept) or irq.mask in kept.written
+            kept = kept._replace(name=irq.name) if same else None
+        if kept is None and not irq.name:
+            continue
         key = irq.mask if kept is None else kept.mask, irq.node, irq.device
         wanted = decided.get(key, EMPTY)
         if not wanted:
@@ -114,12 +115,21 @@ def plan(irqs: Iterable[Irq], room: IrqRoom, before: Mapping[int, IrqOriginal],
                 originals[irq.number] = kept
             continue
         original = kept or IrqOriginal(irq.name, irq.mask)
-        originals[irq.number] = original._replace(written=(*original.written, wanted)[-2:])
+        # Setting a mask may fail: the one that is set now has to stay in the record.
+        last = (irq.mask,) if ours and irq.mask != original.mask else original.written[-1:]
+        originals[irq.number] = original._replace(written=tuple(dict.fromkeys((*last, wanted))))
         writes.append(MaskWrite(irq, wanted))
     return IrqPlan(tuple(writes), originals, tuple(stuck))
 
 
+def has_driver_of(irq: Irq, kept: IrqOriginal) -> bool:
+    """Whether an interrupt has a driver of a record. A line that devices share has several, with commas, and gets and
+    loses some."""
+    return not {*irq.name.split(", ")}.isdisjoint(kept.name.split(", "))
+
+
 def restoring(irqs: Iterable[Irq], before: Mapping[int, IrqOriginal]) -> tuple[MaskWrite, ...]:
-    """Give interrupts their original masks back, if their mask is still one that vmpin set."""
+    """Give interrupts their original masks back, if their mask is still one that vmpin set, whichever driver has them
+    now."""
     return tuple(MaskWrite(irq, kept.mask) for irq in irqs if (kept := before.get(irq.number)) is not None
-                 and kept.name == irq.name and irq.mask != kept.mask and irq.mask in kept.written)
+                 and irq.mask != kept.mask and irq.mask in kept.written)
