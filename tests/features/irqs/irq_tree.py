@@ -20,6 +20,7 @@ class IrqTree:
         self.root, self.names = root, dict[int, str]()
         make_tree(root, f"proc/irq/default_smp_affinity = {mask_text(CpuSet.parse(default))}\n")
         self.files = IrqFiles(Procfs(root / "proc"), root / "sys")
+        self._write()
 
     def add(self, number: int, name: str, cpus: str = "0-7", node: int = -1, fixed: bool = False) -> None:
         self.names[number] = name

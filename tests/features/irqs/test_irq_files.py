@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,35 @@ def test_masks_nodes_and_what_is_fixed_are_read(tmp_path: Path) -> None:
     assert (files.mask(142), files.effective(142), files.node(142)) == (CpuSet.parse("2-3"), CpuSet((2,)), 1)
     assert (files.node(7), files.fixed(7), files.fixed(142), files.fixed(DEFAULT)) == (None, True, False, False)
     assert (files.mask(9), files.effective(9), files.node(9)) == (None, None, None)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])
+def test_what_cannot_be_read_is_not_taken_for_gone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    tree = IrqTree(tmp_path)
+    tree.add(7, "eth0")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    for name, read in (("listdir", tree.files.numbers), ("open", lambda: tree.files.mask(7)),
+                       ("read", lambda: tree.files.mask(DEFAULT))):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, refuse)
+            with pytest.raises(OSError, match=os.strerror(error)):
+                read()
+
+
+def test_an_interrupt_that_goes_while_its_file_is_open_is_gone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = IrqTree(tmp_path)
+    tree.add(7, "eth0")
+
+    def gone(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "read", gone)
+    assert tree.files.mask(7) is None
 
 
 def test_a_mask_that_was_set_is_read_back(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ in any order of events, killed at any point, no mask is lost."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from irq_tree import IrqTree
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
+from vmpin.features.irqs import irqbalance, originals_file
 from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles
 from vmpin.features.irqs.irq_mover import FIXED, RESTING, STUCK, IrqMover, Moved, give_back
 from vmpin.features.irqs.irq_plan import IrqRoom
@@ -32,12 +34,13 @@ class Node:
     def __init__(self, root: Path, **rules: object) -> None:
         self.tree, self.file, self.clock = IrqTree(root), root / "irqs.json", 0.0
         self.rules = ContentionRules(**rules)  # type: ignore[arg-type]
+        self.sockets: list[str] = []
         self.start()
 
     def start(self, files: IrqFiles | None = None) -> None:
         """Another watcher."""
         self.mover = IrqMover(files or self.tree.files, OriginalsFile(self.file, "boot"), self.rules,
-                              lambda: self.clock, lambda: [])
+                              lambda: self.clock, lambda: self.sockets)
 
     def move(self, exclusive: str, **more: CpuSet) -> Moved:
         self.clock += 10.0
@@ -175,6 +178,118 @@ def test_originals_are_of_this_boot_and_a_damaged_file_moves_on(node: Node, tmp_
     node.file.write_bytes(node.file.read_bytes().replace(b"eth0", b"eth1"))
     assert OriginalsFile(node.file, "boot").load().irqs == {}
     assert (tmp_path / "irqs.json.bad").exists()
+    for _ in range(2):
+        assert not node.give_back(), "what it had is not given back"
+    (tmp_path / "irqs.json.bad").unlink()
+    assert node.give_back()
+
+
+def test_an_originals_file_that_cannot_be_read_is_read_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.tree.add(1, "eth0")
+    node.move("2-3")
+    with monkeypatch.context() as patch:
+        patch.setattr(originals_file, "read_regular", refuse_to_read)
+        node.start()
+        with pytest.raises(OSError, match="Too many open files"):
+            node.move("2-4")
+        assert not node.give_back()
+    node.move("2-4")
+    assert node.give_back()
+    assert set(node.tree.masks().values()) == {"0-7"}
+
+
+@pytest.mark.parametrize("name", ["listdir", "open"])
+def test_what_cannot_be_read_is_given_back_later(node: Node, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    node.tree.add(1, "eth0")
+    node.move("2-3")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, refuse_to_read)
+        assert not node.give_back()
+    assert node.give_back()
+    assert set(node.tree.masks().values()) == {"0-7"}
+
+
+def refuse_to_read(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_file_that_was_removed_is_saved_again(node: Node) -> None:
+    node.tree.add(1, "eth0")
+    node.move("2-3")
+    node.file.unlink()
+    node.move("2-3")
+    node.start()
+    assert node.give_back()
+    assert set(node.tree.masks().values()) == {"0-7"}
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EPERM])
+def test_a_moved_interrupt_whose_mask_is_refused_once_is_given_back(node: Node, error: int) -> None:
+    node.tree.add(1, "eth0")
+    node.move("2")
+    node.start(Refusing(node.tree.files, 1, error))
+    for _ in range(2):
+        assert [kept.irq.number for kept in node.move("1-2").kept] == [1]
+    assert node.give_back()
+    assert set(node.tree.masks().values()) == {"0-7"}
+
+
+def test_interrupts_whose_masks_are_not_set_do_not_count_as_moved(node: Node) -> None:
+    node.tree.add(1, "eth0")
+    node.tree.add(2, "eth1")
+    node.start(Refusing(node.tree.files, 1, errno.EROFS))
+    assert [node.move("2-3").moved for _ in range(2)] == [2, 2], "eth1 and the default mask"
+
+
+class Irqbalance:
+    """The irqbalances of a node, in place of their sockets: by path, what each leaves alone."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch, **own: str) -> None:
+        self.banned, self.failing = {path: cpus(mask) for path, mask in own.items()}, False
+        monkeypatch.setattr(irqbalance, "banned_cpus", lambda path: None if self.failing else self.banned.get(path))
+        monkeypatch.setattr(irqbalance, "ban_cpus", self._ban)
+        node.sockets = [*own]
+        node.start()
+
+    def _ban(self, path: str, mask: CpuSet) -> None:
+        if self.failing:
+            raise TimeoutError
+        if path not in self.banned:
+            raise FileNotFoundError(path)
+        self.banned[path] = mask
+
+
+def test_irqbalance_has_its_own_list_again_at_the_end(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemons = Irqbalance(node, monkeypatch, one="7", two="")
+    node.move("2-3")
+    assert daemons.banned == {"one": cpus("2-3,7"), "two": cpus("2-3")}
+    daemons.failing = True
+    assert not node.give_back()
+    daemons.failing = False
+    del daemons.banned["two"]  # it has ended
+    assert node.give_back()
+    assert daemons.banned == {"one": cpus("7")}
+    assert not node.file.exists()
+
+
+def test_an_irqbalance_that_does_not_answer_once_keeps_its_own_list(
+        node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    socket = str(tmp_path / "irqbalance7.sock")
+    Path(socket).touch()
+    daemons = Irqbalance(node, monkeypatch, **{socket: "7"})
+    for failing in (False, True, False):
+        daemons.failing = failing
+        node.move("2-3")
+    assert node.give_back()
+    assert daemons.banned == {socket: cpus("7")}
+
+
+def test_irqbalance_is_told_nothing_before_its_own_list_is_saved(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemons = Irqbalance(node, monkeypatch, one="7")
+    monkeypatch.setattr(originals_file, "replace", refuse_to_read)
+    with pytest.raises(OSError, match="Too many open files"):
+        node.move("2-3")
+    assert daemons.banned == {"one": cpus("7")}
 
 
 class Killed(BaseException):

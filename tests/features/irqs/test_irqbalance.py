@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.features.irqs.irqbalance import ban_cpus, banned_cpus, irqbalance_sockets
 
 #: As irqbalance 1.9.4 of Debian 13 answers.
@@ -55,7 +55,7 @@ def test_its_list_is_read_set_and_given_back(tmp_path: Path) -> None:
         assert irqbalance_sockets(tmp_path) == [str(path)]
         assert banned_cpus(str(path)) == CpuSet.parse("2-3")
         ban_cpus(str(path), CpuSet.parse("2-3,6"))
-        ban_cpus(str(path), None)
+        ban_cpus(str(path), EMPTY)
         while len(received) < 3:
             pass
     assert received == [(text, os.getuid()) for text in ("setup", "settings cpus 2-3,6", "settings cpus NULL")]
@@ -76,5 +76,5 @@ def test_a_socket_that_was_left_answers_nothing(tmp_path: Path) -> None:
     assert irqbalance_sockets(tmp_path) == [str(path)]
     assert banned_cpus(str(path)) is None
     with pytest.raises(OSError, match="refused"):
-        ban_cpus(str(path), None)
+        ban_cpus(str(path), EMPTY)
     assert irqbalance_sockets(tmp_path / "none") == []

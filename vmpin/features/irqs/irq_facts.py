@@ -34,12 +34,12 @@ def irq_facts(config: Config, root: Path) -> dict[str, Any]:
     workqueues = parse_mask(text_of(f"{config.paths.sys}/devices/virtual/workqueue/cpumask"))
     facts["workqueues"] = "" if workqueues is None else str(workqueues)
     try:
-        rows = list(files.interrupts().rows())
+        irqs = read_irqs(files, files.interrupts().rows())
     except OSError as err:
-        return facts | {"trouble": f"{files.proc.root}/interrupts: {err.strerror}"}
+        return facts | {"trouble": f"{err.filename or files.irq}: {err.strerror}"}
     facts["interrupts"] = [
         [irq.number, irq.name, str(irq.mask), str(_chosen(files, irq)), files.fixed(irq.number)]
-        for irq in read_irqs(files, rows) if irq.name and irq.number != DEFAULT]
+        for irq in irqs if irq.name and irq.number != DEFAULT]
     return facts
 
 

@@ -8,6 +8,7 @@ EPERM. That is so for managed interrupts, whose queue has an interrupt for each 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from vmpin.bounded import parse_whole
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.features.irqs.interrupt_table import MAX_IRQ, InterruptTable
 from vmpin.host.procfs import Procfs, names_in, read_file
-from vmpin.host.sysfs import cpu_list, text_of
+from vmpin.host.sysfs import cpu_list
 
 #: In place of a number: the mask of interrupts that are yet to be set up.
 DEFAULT = -1
@@ -44,26 +45,36 @@ class IrqFiles:
         return InterruptTable(_read_all(f"{self.proc.root}/softirqs"), softirqs=True)
 
     def numbers(self) -> list[int]:
-        """The interrupts that have files."""
-        return [number for name in names_in(self.irq) if (number := parse_whole(name, MAX_IRQ)) is not None]
+        """The interrupts that have files. :raises OSError: they cannot be listed."""
+        try:
+            names = sorted(os.listdir(self.irq))
+        except FileNotFoundError:
+            return []
+        return [number for name in names if (number := parse_whole(name, MAX_IRQ)) is not None]
 
     def mask(self, number: int) -> CpuSet | None:
-        """The CPUs that an interrupt may use; None if it is gone. With DEFAULT: those of new ones."""
+        """The CPUs that an interrupt may use; None if it is gone. With DEFAULT: those of new ones.
+        :raises OSError: they cannot be read."""
         if number == DEFAULT:
-            return parse_mask(text_of(f"{self.irq}/default_smp_affinity"))
-        try:
-            raw = read_file(f"{self.irq}/{number}/smp_affinity_list")
-        except OSError:
-            return None
-        return None if raw is None else _parsed_list(raw)
+            return parse_mask(self._read("default_smp_affinity").decode("ascii", "replace").strip())
+        return _parsed_list(self._read(f"{number}/smp_affinity_list"))
 
     def effective(self, number: int) -> CpuSet | None:
         """The CPUs that an interrupt's controller chose of its mask; None where the kernel does not show that."""
         return cpu_list(f"{self.irq}/{number}/effective_affinity_list") or None
 
     def node(self, number: int) -> int | None:
-        """The NUMA node of an interrupt's device; None for none."""
-        return parse_whole(text_of(f"{self.irq}/{number}/node"), _MAX_NODE)
+        """The NUMA node of an interrupt's device; None for none. :raises OSError: it cannot be read."""
+        return parse_whole(self._read(f"{number}/node").strip(), _MAX_NODE)
+
+    def _read(self, name: str) -> bytes:
+        """Read a file; b"" if its interrupt is gone, which for an open file is EIO (fs/proc/inode.c: use_pde)."""
+        try:
+            return read_file(f"{self.irq}/{name}") or b""
+        except OSError as err:
+            if err.errno != errno.EIO:
+                raise
+        return b""
 
     def fixed(self, number: int) -> bool:
         """Whether the mode of its files shows that an interrupt's mask cannot be set."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
@@ -40,13 +40,12 @@ class KeptIrq(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The result of a pass: how many interrupts have a mask of vmpin's, those that stay, the masks that are not set
-    yet, and by socket what irqbalance leaves alone."""
+    """The result of a pass: how many interrupts have a mask of vmpin's, those that stay, and the masks that are not
+    set yet."""
 
     moved: int = 0
     kept: tuple[KeptIrq, ...] = ()
     due: tuple[MaskWrite, ...] = ()
-    banned: Mapping[str, CpuSet] = MappingProxyType({})
 
 
 def read_irqs(files: IrqFiles, rows: Iterable[IrqRow], nodes: dict[Key, int | None] | None = None) -> list[Irq]:
@@ -68,13 +67,13 @@ def read_irqs(files: IrqFiles, rows: Iterable[IrqRow], nodes: dict[Key, int | No
 
 
 class IrqMover:
-    """:param originals_file: read at once."""
+    """:param originals_file: read at the first pass."""
 
     def __init__(self, files: IrqFiles, originals_file: OriginalsFile, rules: ContentionRules,
                  clock: Callable[[], float] = time.monotonic,
                  sockets: Callable[[], Sequence[str]] = irqbalance.irqbalance_sockets) -> None:
         self._files, self._file, self._clock, self._sockets = files, originals_file, clock, sockets
-        self._originals = originals_file.load()
+        self._originals: IrqOriginals | None = None
         self._contention: Contention[Key] = Contention(rules)
         #: The masks that were set; whether a mask cannot be, and the NUMA nodes, of the interrupts of the last pass.
         self._set: dict[Key, CpuSet] = {}
@@ -85,31 +84,41 @@ class IrqMover:
         self._seen: set[Key] | None = None
 
     def move(self, rows: Iterable[IrqRow], room: IrqRoom) -> Moved:
-        """Make one pass. :param rows: of /proc/interrupts. :raises OSError: the originals cannot be saved."""
+        """Make one pass. :param rows: of /proc/interrupts.
+        :raises OSError: the masks cannot be read, or the originals not be read or saved: then no mask is set."""
+        if self._originals is None:
+            self._originals = self._file.load()
         irqs = read_irqs(self._files, rows, self._nodes)
         before = self._originals.irqs
         fixed = [irq for irq in irqs if self._is_fixed(irq)]
         movable = [irq for irq in irqs if not self._fixed[irq.number, irq.name]]
         decided = plan(movable, room, before, self._born(movable, before, room))
-        banned = self._with_irqbalance(room.exclusive)
-        if (dict(decided.originals), banned) != (dict(before), dict(self._originals.banned)):
-            saved = IrqOriginals(decided.originals, banned)
-            self._file.save(saved)
-            self._originals = saved
-        now = self._clock()
+        banned = {path: cpus for path in self._sockets() if (cpus := irqbalance.banned_cpus(path)) is not None}
+        # One that does not answer this time may have been told before.
+        own = {path: cpus for path, cpus in self._originals.banned.items() if path in banned or os.path.exists(path)}
+        originals = IrqOriginals(decided.originals, banned | own)
+        if originals != self._originals or not self._file.path.exists():
+            self._file.save(originals)
+            self._originals = originals
+        _tell_irqbalances(banned, originals.banned, room.exclusive)
+        now, masks = self._clock(), {irq.number: irq.mask for irq in movable}
         self._contention.keep_only({(irq.number, irq.name) for irq in irqs}, now)
         due, kept = [], [KeptIrq(irq, irq.mask & room.exclusive, STUCK) for irq in decided.stuck]
         for write in decided.writes:
-            if why := self._carried_out(write, now):
+            if why := self._carried_out(write, decided.originals[write.irq.number].mask, now):
                 due.append(write)
                 kept.append(KeptIrq(write.irq, write.irq.mask & room.exclusive, why))
+            else:
+                masks[write.irq.number] = write.cpus
         kept += [KeptIrq(irq, cpus, FIXED) for irq in fixed
                  if irq.name and (cpus := irq.mask & room.exclusive)]
         self._seen = seen = {(irq.number, irq.name) for irq in irqs}
         self._set = {key: cpus for key, cpus in self._set.items() if key in seen}
         self._fixed = {key: fixed for key, fixed in self._fixed.items() if key in seen}
         self._nodes = {key: node for key, node in self._nodes.items() if key in seen}
-        return Moved(len(decided.originals), tuple(kept), tuple(due), banned)
+        moved = sum(masks[number] in record.written and masks[number] != record.mask
+                    for number, record in decided.originals.items())
+        return Moved(moved, tuple(kept), tuple(due))
 
     def _is_fixed(self, irq: Irq) -> bool:
         key = irq.number, irq.name
@@ -131,13 +140,13 @@ class IrqMover:
                 continue
             near = room.nodes.get(-1 if irq.node is None else irq.node, EMPTY)
             for mask in default.written:
-                if irq.mask in (mask, mask & room.online):
+                if irq.mask == mask & near & room.online:
+                    born[irq.number] = default.mask & near or default.mask
+                elif irq.mask in (mask, mask & room.online):
                     born[irq.number] = default.mask
-                elif irq.mask == mask & near & room.online:
-                    born[irq.number] = default.mask & near
         return born
 
-    def _carried_out(self, write: MaskWrite, now: float) -> str:
+    def _carried_out(self, write: MaskWrite, original: CpuSet, now: float) -> str:
         """Set a mask. :returns: why it is not set, "" if it is."""
         irq, cpus = write
         key = irq.number, irq.name
@@ -153,7 +162,7 @@ class IrqMover:
         try:
             self._files.write(irq.number, cpus)
         except OSError as err:
-            return self._refused(write, err)
+            return self._refused(write, err, moved=irq.mask != original)
         self._set[key] = cpus
         self._failures.pop(key, None)
         if drifted:
@@ -161,11 +170,12 @@ class IrqMover:
         logger.info("%s%s", write.describe(), ": another program had changed it" * drifted)
         return ""
 
-    def _refused(self, write: MaskWrite, err: OSError) -> str:
+    def _refused(self, write: MaskWrite, err: OSError, moved: bool) -> str:
+        """Describe why a mask is not set. :param moved: whether one was set before."""
         key = write.irq.number, write.irq.name
         if err.errno == errno.ENOENT:
             return ""  # it has just gone
-        if err.errno in (errno.EIO, errno.EPERM):
+        if err.errno in (errno.EIO, errno.EPERM) and not moved:
             self._fixed[key] = True
             return FIXED
         why = READ_ONLY if err.errno == errno.EROFS else f"the kernel refuses the mask: {err.strerror}"
@@ -174,31 +184,29 @@ class IrqMover:
         self._failures[key] = why
         return why
 
-    def _with_irqbalance(self, exclusive: CpuSet) -> dict[str, CpuSet]:
-        """Have each irqbalance leave the exclusive CPUs alone. :returns: by socket, what it left alone before."""
-        before = {}
-        for path in self._sockets():
-            banned = irqbalance.banned_cpus(path)
-            if banned is None:
-                continue
-            before[path] = own = self._originals.banned.get(path, banned)
-            if banned != own | exclusive:
-                try:
-                    irqbalance.ban_cpus(path, own | exclusive)
-                except OSError as err:
-                    logger.warning("irqbalance not told %s: %s", path, err)
-        return before
+
+def _tell_irqbalances(banned: Mapping[str, CpuSet], own: Mapping[str, CpuSet], exclusive: CpuSet) -> None:
+    """Have each irqbalance leave the exclusive CPUs alone, besides its own list.
+    :param banned: what it leaves alone now, by socket."""
+    for path, cpus in banned.items():
+        if cpus != own[path] | exclusive:
+            try:
+                irqbalance.ban_cpus(path, own[path] | exclusive)
+            except OSError as err:
+                logger.warning("irqbalance not told %s: %s", path, err)
 
 
 def give_back(files: IrqFiles, originals_file: OriginalsFile) -> bool:
     """Give all interrupts their original masks, and irqbalance its own list; then remove the file.
-    :returns: False where the kernel refused a mask: the file then still has it."""
-    originals = originals_file.load()
-    if not originals.irqs and not originals.banned:
-        originals_file.save(IrqOriginals())
-        return True
-    left = {}
-    for irq, cpus in restoring(read_irqs(files, files.interrupts().rows()), originals.irqs):
+    :returns: False where not all of that was possible: the file then has the rest, and a damaged one stays aside."""
+    try:
+        originals = originals_file.load()
+        irqs = read_irqs(files, files.interrupts().rows()) if originals.irqs else []
+    except OSError as err:
+        logger.error("not given back: the masks of interrupts: %s", err)
+        return False
+    left, banned = {}, {}
+    for irq, cpus in restoring(irqs, originals.irqs):
         try:
             files.write(irq.number, cpus)
             logger.info("%s", MaskWrite(irq, cpus).describe())
@@ -207,11 +215,17 @@ def give_back(files: IrqFiles, originals_file: OriginalsFile) -> bool:
         except OSError as err:
             logger.error("not done: %s: %s", MaskWrite(irq, cpus).describe(), err.strerror)
             left[irq.number] = originals.irqs[irq.number]
-    for path in originals.banned:
+    for path, own in originals.banned.items():
         try:
-            irqbalance.ban_cpus(path, None)
+            irqbalance.ban_cpus(path, own)
+        except (FileNotFoundError, ConnectionError):
+            logger.info("irqbalance of %s has ended", path)
         except OSError as err:
-            logger.info("irqbalance of %s has ended: %s", path, err)
+            logger.error("not done: irqbalance not told %s: %s", path, err)
+            banned[path] = own
     with contextlib.suppress(OSError):  # the file still has them, and the next call finds nothing to do
-        originals_file.save(IrqOriginals(left))
-    return not left
+        originals_file.save(IrqOriginals(left, banned))
+    if damaged := originals_file.damaged:
+        logger.error("%s: interrupts that it lists may still have masks of vmpin's: remove it when they are right",
+                     damaged)
+    return not (left or banned or damaged)

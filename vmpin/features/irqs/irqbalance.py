@@ -38,8 +38,8 @@ def banned_cpus(path: str) -> CpuSet | None:
     return None
 
 
-def ban_cpus(path: str, cpus: CpuSet | None) -> None:
-    """Have an irqbalance move no interrupts to these CPUs; None: those of its own configuration again.
+def ban_cpus(path: str, cpus: CpuSet) -> None:
+    """Have an irqbalance move no interrupts to these CPUs; EMPTY: those of its own configuration again.
     :raises OSError: it does not take that."""
     _exchange(path, f"settings cpus {cpus or 'NULL'}", answered=False)
 

@@ -30,15 +30,24 @@ def _files(config: Config) -> Iterable[Path]:
 
 
 def _give_back(config: Config) -> bool:
-    if not _path(config).exists():
+    from vmpin.reconcile.state_file import beside
+
+    path = _path(config)
+    if not path.exists() and not beside(path)[1].exists():
         return True
+    import logging
+
     from vmpin.features.irqs.irq_files import IrqFiles
     from vmpin.features.irqs.irq_mover import give_back
     from vmpin.features.irqs.originals_file import OriginalsFile
     from vmpin.host.procfs import Procfs
 
     proc = Procfs(config.paths.proc)
-    return give_back(IrqFiles(proc, config.paths.sys), OriginalsFile(_path(config), proc.boot_id()))
+    try:
+        return give_back(IrqFiles(proc, config.paths.sys), OriginalsFile(path, proc.boot_id()))
+    except OSError as err:
+        logging.getLogger(__name__).error("not given back: the masks of interrupts: %s", err)
+        return False
 
 
 def _begin(config: Config) -> None:

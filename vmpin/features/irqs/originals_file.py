@@ -14,7 +14,8 @@ from vmpin.bounded import checked_whole
 from vmpin.cpuset import CpuLists, CpuSet
 from vmpin.features.irqs.interrupt_table import MAX_IRQ
 from vmpin.features.irqs.irq_plan import IrqOriginal
-from vmpin.reconcile.state_file import MAX_BYTES, read_kept, replace, sealed, set_file_aside, unsealed
+from vmpin.host.files import read_regular
+from vmpin.reconcile.state_file import MAX_BYTES, beside, replace, sealed, set_file_aside, unsealed
 from vmpin.reconcile.state_format import dumps
 
 logger = logging.getLogger(__name__)
@@ -36,11 +37,11 @@ class OriginalsFile:
         self.path, self._boot_id = path, boot_id
 
     def load(self) -> IrqOriginals:
-        """Return what was saved last; nothing without a file. A damaged one is set aside."""
-        raw, trouble = read_kept(self.path, MAX_BYTES)
-        if raw is None:
-            if trouble:
-                logger.warning("%s", trouble)
+        """Return what was saved last; nothing without a file. A damaged one is set aside.
+        :raises OSError: it cannot be read."""
+        try:
+            raw, _ = read_regular(self.path, MAX_BYTES)
+        except FileNotFoundError:
             return IrqOriginals()
         try:
             body = unsealed(raw, VERSION)
@@ -54,6 +55,12 @@ class OriginalsFile:
             logger.warning("%s", set_file_aside(self.path, err, aside=True,
                                                 then="interrupts that were moved keep their masks"))
             return IrqOriginals()
+
+    @property
+    def damaged(self) -> Path | None:
+        """The damaged file that was set aside; None for none."""
+        _, damaged = beside(self.path)
+        return damaged if damaged.exists() else None
 
     def save(self, originals: IrqOriginals) -> None:
         """Replace the file; remove it where there is nothing to keep. :raises OSError: nothing may be moved then."""
