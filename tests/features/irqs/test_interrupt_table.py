@@ -90,6 +90,14 @@ def test_a_cpu_that_comes_or_goes_moves_columns_and_no_counts() -> None:
     assert grown(fewer, more) == [("eth0", "device", 3, 1)]
 
 
+def test_a_line_without_a_count_for_each_cpu_of_the_header_is_left_out() -> None:
+    """A CPU went offline after the header was printed: its column is missing, and the others move."""
+    names, before, after = {9: "eth0"}, {(9, 1): 1000000, (9, 2): 20}, {(9, 2): 21}
+    head = interrupts(range(4), names, before)
+    cut = interrupts([0, 2, 3], names, after).split(b"\n")[1]
+    assert grown(head, head.replace(head.split(b"\n")[1], cut)) == []
+
+
 def test_a_file_that_was_cut_loses_its_last_line_alone() -> None:
     after = X86.replace(b"      3100 ", b"      3410 ").replace(b"38980753", b"38980853")
     cut = after[: after.index(b"38980853") + 4]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from vmpin.config.loading import load
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.features.irqs import irqs_watcher_part, originals_file
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.irqs_watcher_part import IrqReader, NodeIrqs, Owners
 from vmpin.features.irqs.manifest import FEATURE
@@ -86,6 +89,18 @@ def test_the_devices_of_vms_are_looked_for_where_one_is_new(tmp_path: Path, monk
     assert looked == [7, 7]
 
 
+def test_a_device_that_goes_to_another_vm_is_found_there(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    reader = IrqReader(machine.tree.files, None)
+    both = owners()._replace(vms={SHOP: ThreadId(7, 1), DB: ThreadId(8, 1)})
+    assert reader.read(both).owners == {"0000:3b:00.0": SHOP}
+    make_tree(tmp_path, "proc/8/fd/\n")
+    (tmp_path / "proc/7/fd/3").rename(tmp_path / "proc/8/fd/3")
+    assert any(reader.read(both).owners == {"0000:3b:00.0": DB} for _ in range(50))
+    (tmp_path / "proc/interrupts").write_bytes(interrupts(range(8), {142: "eth0"}, {}))
+    assert reader.read(both).owners == {}
+
+
 def test_off_it_is_no_part_of_the_watcher_and_gives_back_what_an_earlier_one_moved(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     assert part(tmp_path, "off") is None
@@ -95,6 +110,51 @@ def test_off_it_is_no_part_of_the_watcher_and_gives_back_what_an_earlier_one_mov
         part(tmp_path, policy).begin()
         assert set(machine.tree.masks().values()) == {"0-7"}
         assert not (tmp_path / "run/irqs.json").exists()
+
+
+@pytest.mark.parametrize("name", ["interrupts", "sys/kernel/random/boot_id"])
+def test_what_cannot_be_given_back_ends_no_watcher_and_no_departure(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    machine = Machine(tmp_path)
+    part(tmp_path, "away").tasks["irqs"].__self__._reader.read(owners())
+    open_file = os.open
+
+    def refuse(path: str, *more: Any, **options: Any) -> int:
+        if str(path).endswith(f"/proc/{name}"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return open_file(path, *more, **options)
+
+    config = load(None, {}, {f"paths.{path}": str(tmp_path / path) for path in ("proc", "sys", "run")})
+    assert FEATURE.give_back is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        for policy in ("see", "off"):
+            part(tmp_path, policy).begin()
+        assert not FEATURE.give_back(config)
+    assert FEATURE.give_back(config)
+    assert set(machine.tree.masks().values()) == {"0-7"}
+
+
+async def test_without_room_for_the_originals_interrupts_are_counted_still(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    away = part(tmp_path, "away")
+    node: NodeIrqs = away.tasks["irqs"].__self__
+    monkeypatch.setattr(irqs_watcher_part, "owners_of", lambda *_: owners())
+    with monkeypatch.context() as patch:
+        patch.setattr(originals_file, "replace", fail)
+        for count in (0, 310, 620):
+            await node._read()
+            assert "No space left on device" in away.status()["trouble"]
+            assert sum(node.reading.counts.values()) == count
+            machine.count(i142_2=310)
+    assert set(machine.tree.masks().values()) == {"0-7"}
+    await node._read()
+    assert (away.status()["trouble"], away.status()["moved"]) == ("", 3)
 
 
 def test_a_reader_that_is_closed_moves_nothing(tmp_path: Path) -> None:

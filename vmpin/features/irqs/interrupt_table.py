@@ -128,14 +128,15 @@ def _columns(head: bytes) -> dict[int, int]:
 
 
 def _picked(columns: dict[int, int], cpus: Sequence[int]) -> Callable[[bytes], Sequence[bytes] | None]:
-    """A function that picks these CPUs' counts from a line; None for a line without a count for each CPU."""
+    """A function that picks these CPUs' counts from a line; None for a line without a count for each CPU, such as one
+    that was printed after a CPU of the header went offline."""
     most = len(columns) + 1
     places = [columns[cpu] + 1 for cpu in cpus]
     pick = itemgetter(*places) if len(places) > 1 else lambda parts: (parts[places[0]],)
 
     def picked(line: bytes) -> Sequence[bytes] | None:
         parts = line.split(None, most)
-        return pick(parts) if len(parts) >= most else None
+        return pick(parts) if len(parts) >= most and parts[most - 1].isdigit() else None
 
     return picked
 

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 #: The share of a CPU that reading takes at most, as sampling does; and the least seconds between two readings.
 _SHARE, _BREATH = 0.01, 0.2
+#: Readings between two searches for the VMs of devices.
+_SEARCH_EVERY = 20
 #: Interrupts that stay, and interrupts of a VM's devices, that a document lists.
 _MOST = 64
 
@@ -67,6 +69,8 @@ class Reading(NamedTuple):
     owners: Mapping[str, SandboxId] = MappingProxyType({})
     devices: tuple[DeviceInterrupt, ...] = ()
     moved: Moved = Moved()
+    #: Why interrupts were not moved, "" if they were.
+    trouble: str = ""
     #: Since the start, by CPU and kind.
     counts: Mapping[tuple[int, IrqKind], int] = MappingProxyType({})
 
@@ -79,7 +83,9 @@ class IrqReader:
         self._lock = threading.Lock()
         self._closed = False
         self._before: tuple[float, Owners, InterruptTable, InterruptTable] | None = None
+        self._moved = Moved()
         self._devices: dict[str, SandboxId] = {}
+        self._until_search = 0
         self._vms: Mapping[SandboxId, ThreadId] = {}
         self._counts: Counter[tuple[int, IrqKind]] = Counter()
 
@@ -89,7 +95,7 @@ class IrqReader:
             self._closed = True
 
     def read(self, owners: Owners) -> Reading:
-        """Make a reading. :raises OSError: the kernel's files cannot be read, or the originals not be saved."""
+        """Make a reading. :raises OSError: /proc/interrupts or /proc/softirqs cannot be read."""
         with self._lock:
             at, interrupts, softirqs = time.monotonic(), self._files.interrupts(), self._files.softirqs()
             before, self._before = self._before, (at, owners, interrupts, softirqs)
@@ -102,22 +108,28 @@ class IrqReader:
                     self._counts[growth.cpu, growth.row.kind] += growth.grew
             passed = [row for row in interrupts.rows(b"vfio-") if row.device]
             self._find_devices(passed, owners)
-            moved = Moved()
-            if self._mover is not None and not self._closed:
-                apart = {device: owners.masks[sandbox] for device, sandbox in self._devices.items()
-                         if sandbox in owners.masks}
-                moved = self._mover.move(interrupts.rows(), owners.room._replace(apart=apart))
-            devices = [DeviceInterrupt(row, self._devices[row.device], mask) for row in passed
-                       if row.irq is not None and row.device in self._devices
-                       and (mask := self._files.mask(row.irq)) is not None]
-            return Reading(seconds, tuple(cpus), self._devices, tuple(devices), moved, dict(self._counts))
+            devices, trouble = list[DeviceInterrupt](), ""
+            try:
+                if self._mover is not None and not self._closed:
+                    apart = {device: owners.masks[sandbox] for device, sandbox in self._devices.items()
+                             if sandbox in owners.masks}
+                    self._moved = self._mover.move(interrupts.rows(), owners.room._replace(apart=apart))
+                devices += [DeviceInterrupt(row, self._devices[row.device], mask) for row in passed
+                            if row.irq is not None and row.device in self._devices
+                            and (mask := self._files.mask(row.irq)) is not None]
+            except OSError as err:  # such as a full disk for the originals: what the CPUs took counts all the same
+                trouble = str(err)
+            return Reading(seconds, tuple(cpus), self._devices, tuple(devices), self._moved, trouble,
+                           dict(self._counts))
 
     def _find_devices(self, rows: Iterable[IrqRow], owners: Owners) -> None:
-        """Find the VMs of passed-through devices, where a VM or a device is new."""
+        """Find the VMs of passed-through devices, where a VM or a device is new, and at times in any case: a device
+        may have been plugged into another VM."""
         wanted = {row.device for row in rows}
-        if wanted <= self._devices.keys() and owners.vms == self._vms:
+        self._until_search -= 1
+        if wanted == self._devices.keys() and owners.vms == self._vms and self._until_search > 0:
             return
-        self._vms = owners.vms
+        self._vms, self._until_search = owners.vms, _SEARCH_EVERY
         self._devices = {device: sandbox for sandbox, main in owners.vms.items() if wanted
                          for device in self._files.vfio_devices(main.tid) if device in wanted}
 
@@ -175,12 +187,12 @@ class NodeIrqs:
 
         try:
             self.reading, cost = await asyncio.to_thread(read)
+            trouble = self.reading.trouble
         except OSError as err:
-            if str(err) != self._failure:
-                logger.error("interrupts not read: %s", err)
-            self._failure, cost = str(err), 0.0
-        else:
-            self._failure = ""
+            trouble, cost = str(err), 0.0
+        if trouble and trouble != self._failure:
+            logger.error("interrupts not read or not moved: %s", trouble)
+        self._failure = trouble
         return cost
 
     def _after_pass(self) -> None:
