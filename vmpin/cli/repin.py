@@ -70,12 +70,14 @@ def named_sandbox(config: Config, args: argparse.Namespace) -> SandboxId | None:
 
 def finish(args: argparse.Namespace, outcome: Document, nothing: str,
            names: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Print the operations; exit code 1 if one failed, or if a guest keeps its map.
+    """Print the operations; exit code 1 if one failed, if a guest keeps its map, or if vmpin's files were to be
+    removed and stay.
     :param names: of pods and containers by their ids, for the text."""
     operations, guests, kept = outcome["operations"], outcome.get("guests", {}), outcome.get("kept", ())
     # A guest without an agent has no map.
     kept_maps = any(result.startswith(("no answer", "not all")) for result in guests.values())
-    code = int(bool(kept) or kept_maps or any(operation["outcome"] == "refused" for operation in operations))
+    gone, refused = outcome.get("gone", True), any(operation["outcome"] == "refused" for operation in operations)
+    code = int(bool(kept) or kept_maps or refused or not gone)
     if args.output == "json":
         print_data(outcome, "json")
         return code
@@ -84,6 +86,9 @@ def finish(args: argparse.Namespace, outcome: Document, nothing: str,
         print_text(f"{title_of(sandbox, names)}: not all of its threads have their original masks; try again")
     if not operations and not kept:
         print(nothing)
+    if not gone and not kept:
+        print("not all that vmpin changed besides masks of threads is given back, so its files stay; standard error "
+              "has the reasons; try again")
     for sandbox, result in guests.items():
         print_text(f"{title_of(sandbox, names)}: in its guest: {result}")
     return code

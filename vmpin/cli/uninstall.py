@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         print_data({"version": VERSION, "dry_run": args.dry_run, "done": done,
                     "kept": kept, "threads": len(outcomes) - refused - outcomes.count("gone"), "refused": refused},
                    "json")
-        return 1 if refused else 0
+        return 1 if refused or not masks.get("gone", True) else 0
     code = unpin.print_plan(args, masks, {}) if args.dry_run else unpin.print_restored(args, masks)
     for line in kept:
         print(f"kept {line}")

@@ -121,8 +121,8 @@ def leave(config: Config, dry_run: bool) -> Document:
         return _unpin_alone(config, None, dry_run) | {
             "held": [], "files": [str(path) for path in teardown.left(config)]}
     quiet_log(config)
-    view, results, guests = one_pass.leave(config, lambda left: _in_guests(left, left.all_sandboxes()))
-    return collector.unpinned(results, view.originals) | {"guests": guests, "gone": not view.originals}
+    view, results, guests, gone = one_pass.leave(config, lambda left: _in_guests(left, left.all_sandboxes()))
+    return collector.unpinned(results, view.originals) | {"guests": guests, "gone": gone}
 
 
 def _with_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:

@@ -57,10 +57,11 @@ def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[N
     return reconciler.view, reconciler.restoring(wanted)
 
 
-def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[NodeView, list[Result], Released]:
+def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[NodeView, list[Result], Released, bool]:
     """Restore all original masks, and remove vmpin's files. If it was interrupted, another call completes it.
     :param release: has the guests remove their maps, which needs the files.
-    :returns: the view of the node, with the remaining original masks; the results; the value of `release`."""
+    :returns: the view of the node, with the remaining original masks; the results; the value of `release`; whether
+        the files were removed: they stay where not everything could be given back."""
     from vmpin.reconcile import teardown
 
     with Lock(config.paths.lock_file) as lock:
@@ -71,8 +72,7 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
             raise
         results = teardown.give_all_back(reconciler)
         released = release(reconciler.view)
-        teardown.forget(config, reconciler)
-        return reconciler.view, results, released
+        return reconciler.view, results, released, teardown.forget(config, reconciler)
 
 
 def _read(config: Config, acts: bool = True, used: bool | None = None) -> Reconciler:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from newcomers import Machine, mask, sandbox
 
+from vmpin.cli import install_service, uninstall
 from vmpin.cli.main import main
 from vmpin.cli.repin import finish
 from vmpin.cli.unpin import print_restored
+from vmpin.feature import Feature
 from vmpin.host.lock import Lock
-from vmpin.reconcile import one_pass
+from vmpin.reconcile import one_pass, teardown
 
 pytest_plugins = ["given_unit"]
 
@@ -38,6 +40,29 @@ def test_a_sandbox_that_does_not_have_all_its_masks_is_exit_code_1(output: str,
     printed = capsys.readouterr().out
     assert "pod-a" in printed
     assert "nothing to restore" not in printed
+
+
+@pytest.mark.parametrize(("output", "verb"), [("text", "unpin"), ("json", "unpin"), ("json", "uninstall")])
+def test_a_feature_that_cannot_give_back_all_is_exit_code_1(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str,
+        verb: str) -> None:
+    machine.vmm("a")
+    machine.resync()
+    assert machine.node_state.save()
+    words = [*arguments(machine), verb, "-o", output, *(["--all"] if verb == "unpin" else [])]
+    if verb == "uninstall":
+        monkeypatch.setattr(uninstall, "_hooks", lambda *_: ([], []))
+        monkeypatch.setattr(install_service, "plan_remove", lambda _: [])
+    monkeypatch.setattr(teardown, "features", lambda: [Feature(name="keeps", give_back=lambda _: False)])
+    assert main(words) == 1
+    printed = capsys.readouterr().out
+    if verb == "unpin":
+        assert ("its files stay" in printed) if output == "text" else (json.loads(printed)["gone"] is False)
+    assert machine.node_state.config.paths.state_file.exists()
+    monkeypatch.setattr(teardown, "features", lambda: [Feature(name="gives", give_back=lambda _: True)])
+    assert main(words) == 0
+    assert "its files stay" not in capsys.readouterr().out
+    assert not machine.node_state.config.paths.state_file.exists()
 
 
 def operation(what: str, **more: str) -> dict[str, object]:
