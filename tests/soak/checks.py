@@ -116,7 +116,8 @@ class Checks:
                 continue
             own = oracle.exclusive(guest.expected, world.pool)
             seen = guest.machine.threads()
-            pairs = {seen.tids[vcpu]: has for vcpu, has in seen.vcpus.items() if has <= own}
+            times = Counter(seen.vcpus.values())  # without shared CPUs, spare vCPUs are on an exclusive one, too
+            pairs = {seen.tids[vcpu]: has for vcpu, has in seen.vcpus.items() if has <= own and times[has] == 1}
             for tid in set(seen.tids.values()) & set(self.pairs or {}):
                 before = (self.pairs or {})[tid]
                 if before <= own and pairs.get(tid) != before:
