@@ -57,8 +57,8 @@ def test_a_chroot_in_a_plain_directory_is_named_with_the_way_out(tmp_path: Path,
     """The directories of a system are mounted into it, but it is none itself."""
     need_root()
     need_tool("chroot")
-    told = in_namespaces(CHROOT, tmp_path, proc, Path(__file__).parents[3], sys.prefix, sys.base_prefix, *NEEDS)
-    assert [text for text in texts if text not in told] == [], told
+    printed = in_namespaces(CHROOT, tmp_path, proc, Path(__file__).parents[3], sys.prefix, sys.base_prefix, *NEEDS)
+    assert [text for text in texts if text not in printed] == [], printed
 
 
 def test_another_pid_namespaces_proc_is_named() -> None:
@@ -67,17 +67,17 @@ def test_another_pid_namespaces_proc_is_named() -> None:
 
 
 def test_root_without_the_right_to_mount_is_named() -> None:
-    told = refusal(need_tool("setpriv"), "--bounding-set=-sys_admin", *NEEDS)
-    assert "the demo needs mount namespaces: " in told
-    assert "Operation not permitted" in told
-    assert "a privileged container" in told
+    printed = refusal(need_tool("setpriv"), "--bounding-set=-sys_admin", *NEEDS)
+    assert "the demo needs mount namespaces: " in printed
+    assert "Operation not permitted" in printed
+    assert "a privileged container" in printed
 
 
 def test_read_only_cgroups_are_named() -> None:
-    told = in_namespaces('for each in $(grep -o " /sys/fs/cgroup[^ ]*" /proc/mounts); do '
+    printed = in_namespaces('for each in $(grep -o " /sys/fs/cgroup[^ ]*" /proc/mounts); do '
                          'mount -o remount,ro,bind "$each"; done; exec "$@"', *NEEDS)
-    assert "the demo needs cgroups that can be written: /sys/fs/cgroup" in told
-    assert "Read-only file system" in told
+    assert "the demo needs cgroups that can be written: /sys/fs/cgroup" in printed
+    assert "Read-only file system" in printed
 
 
 @pytest.mark.parametrize(("controllers", "text"), [

@@ -94,7 +94,7 @@ class IrqMover:
         movable = [irq for irq in irqs if not self._fixed[irq.number, irq.name]]
         decided = plan(movable, room, before, self._born(movable, before, room))
         banned = {path: cpus for path in self._sockets() if (cpus := irqbalance.banned_cpus(path)) is not None}
-        # One that does not answer this time may have been told before.
+        # One that does not answer this time may have vmpin's list already.
         own = {path: cpus for path, cpus in self._originals.banned.items() if path in banned or os.path.exists(path)}
         originals = IrqOriginals(decided.originals, banned | own)
         if originals != self._originals or not self._file.path.exists():
@@ -193,7 +193,7 @@ def _tell_irqbalances(banned: Mapping[str, CpuSet], own: Mapping[str, CpuSet], e
             try:
                 irqbalance.ban_cpus(path, own[path] | exclusive)
             except OSError as err:
-                logger.warning("irqbalance not told %s: %s", path, err)
+                logger.warning("irqbalance: its banned CPUs are not set on %s: %s", path, err)
 
 
 def give_back(files: IrqFiles, originals_file: OriginalsFile) -> bool:
@@ -221,7 +221,7 @@ def give_back(files: IrqFiles, originals_file: OriginalsFile) -> bool:
         except (FileNotFoundError, ConnectionError):
             logger.info("irqbalance of %s has ended", path)
         except OSError as err:
-            logger.error("not done: irqbalance not told %s: %s", path, err)
+            logger.error("not done: irqbalance: its banned CPUs are not set on %s: %s", path, err)
             banned[path] = own
     with contextlib.suppress(OSError):  # the file still has them, and the next call finds nothing to do
         originals_file.save(IrqOriginals(left, banned))
