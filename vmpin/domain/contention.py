@@ -43,6 +43,15 @@ class _Contest:
         self.wanted, self.until, self.count = EMPTY, 0.0, 0
 
 
+class Turn(NamedTuple):
+    """The decision on a thread that has not the mask that it should have: whether it `rests`; else whether the mask is
+    set as a repair; and whether contention `begins`."""
+
+    rests: bool
+    repairs: bool
+    begins: bool
+
+
 #: What identifies a thread, or what else has a mask.
 Key = TypeVar("Key", bound=Hashable)
 
@@ -94,6 +103,14 @@ class Contention(Generic[Key]):
         contest.until = {OnContention.REST: now + rest, OnContention.LEAVE: float("inf"),
                          OnContention.PERSIST: 0.0}[self.rules.on_contention]
         return True
+
+    def turn(self, thread: Key, wanted: CpuSet, drifted: bool, now: float) -> Turn:
+        """Decide on a thread whose mask is to be set. :param drifted: whether it had the wanted mask before."""
+        if self.resting(thread, wanted, now):
+            return Turn(rests=True, repairs=drifted, begins=False)
+        if drifted and self.starts(thread, wanted, now):
+            return Turn(self.resting(thread, wanted, now), repairs=True, begins=True)
+        return Turn(rests=False, repairs=drifted or self.retry_due(thread, wanted, now), begins=False)
 
     def count(self, thread: Key) -> int:
         """How often contention was detected for a thread."""

@@ -80,10 +80,10 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, byte
             now = os.sched_getaffinity(tid)
         except OSError as err:
             # An error about another thread that took over the tid is not reported.
-            if not _lives(fd):
+            if not lives(fd):
                 raise ThreadGone(tid, cpus) from None
             raise _translated(err, tid, cpus) from err
-        if time.monotonic() - begin > SOON and not _lives(fd):
+        if time.monotonic() - begin > SOON and not lives(fd):
             _put_back(tid, before)
             raise ThreadGone(tid, cpus)
     finally:
@@ -91,7 +91,7 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, byte
     return (cpus if now == wanted else CpuSet(now)), stat
 
 
-def _lives(fd: int) -> bool:
+def lives(fd: int) -> bool:
     """Whether the task that a stat file was opened on is still alive."""
     try:
         stat = os.pread(fd, _UP_TO_STATE, 0)

@@ -125,17 +125,16 @@ class DriftTracker:
         now = self.now()
         for operation in operations:
             thread, cpus = operation.thread.id, operation.cpus
-            resting = self.contention.resting(thread, cpus, now)
-            if not resting and thread not in drift.threads and self.contention.retry_due(thread, cpus, now):
-                drift.threads[thread] = cpus  # its rest is over: retry
-            elif not resting and thread in drift.threads and self.contention.starts(thread, cpus, now):
+            turn = self.contention.turn(thread, cpus, thread in drift.threads, now)
+            if turn.begins:
                 begun.append(thread)
-                resting = self.contention.resting(thread, cpus, now)
-            if resting:
+            if turn.rests:
                 drift.left_alone.add(thread)
                 drift.threads.pop(thread, None)
             else:
                 kept.append(operation)
+                if turn.repairs:  # also where its rest is over
+                    drift.threads.setdefault(thread, cpus)
         drift.retry_at = self.contention.next_retry(drift.left_alone, now) or NEVER
         if begun:
             self._contended(sandbox, drift, begun)

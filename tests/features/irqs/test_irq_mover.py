@@ -18,11 +18,12 @@ from irq_tree import IrqTree
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
-from vmpin.features.irqs import irqbalance, originals_file
+from vmpin.features.irqs import irqbalance
 from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles
 from vmpin.features.irqs.irq_mover import FIXED, RESTING, STUCK, IrqMover, Moved, give_back
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.originals_file import OriginalsFile
+from vmpin.reconcile import sealed_file
 
 cpus = CpuSet.parse
 NODES = {0: cpus("0-3"), 1: cpus("4-7")}
@@ -188,7 +189,7 @@ def test_an_originals_file_that_cannot_be_read_is_read_later(node: Node, monkeyp
     node.tree.add(1, "eth0")
     node.move("2-3")
     with monkeypatch.context() as patch:
-        patch.setattr(originals_file, "read_regular", refuse_to_read)
+        patch.setattr(sealed_file, "read_regular", refuse_to_read)
         node.start()
         with pytest.raises(OSError, match="Too many open files"):
             node.move("2-4")
@@ -286,7 +287,7 @@ def test_an_irqbalance_that_does_not_answer_once_keeps_its_own_list(
 
 def test_irqbalance_is_told_nothing_before_its_own_list_is_saved(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons = Irqbalance(node, monkeypatch, one="7")
-    monkeypatch.setattr(originals_file, "replace", refuse_to_read)
+    monkeypatch.setattr(sealed_file, "replace", refuse_to_read)
     with pytest.raises(OSError, match="Too many open files"):
         node.move("2-3")
     assert daemons.banned == {"one": cpus("7")}

@@ -21,11 +21,12 @@ from vmpin.config.loading import load
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId, ThreadId
-from vmpin.features.irqs import irqs_watcher_part, originals_file
+from vmpin.features.irqs import irqs_watcher_part
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.irqs_watcher_part import IrqReader, NodeIrqs, Owners
 from vmpin.features.irqs.manifest import FEATURE
 from vmpin.features.irqs.originals_file import OriginalsFile
+from vmpin.reconcile import sealed_file
 
 NAMES = {142: "eth0-TxRx-3", 150: "vfio-msix[0](0000:3b:00.0)"}
 
@@ -146,7 +147,7 @@ async def test_without_room_for_the_originals_interrupts_are_counted_still(
     node: NodeIrqs = away.tasks["irqs"].__self__
     monkeypatch.setattr(irqs_watcher_part, "owners_of", lambda *_: owners())
     with monkeypatch.context() as patch:
-        patch.setattr(originals_file, "replace", fail)
+        patch.setattr(sealed_file, "replace", fail)
         for count in (0, 310, 620):
             await node._read()
             assert "No space left on device" in away.status()["trouble"]

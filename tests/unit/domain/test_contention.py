@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.contention import LONGEST_REST, Contention, ContentionRules, OnContention
+from vmpin.domain.contention import LONGEST_REST, Contention, ContentionRules, OnContention, Turn
 from vmpin.domain.model import ThreadId
 
 ONE, TWO = CpuSet((1,)), CpuSet((2,))
@@ -122,3 +122,21 @@ def test_where_everything_is_looked_at_seldom_contention_takes_longer_to_be_seen
         contention.add_repairs([A], now)
         now += resync
     assert contention.starts(A, ONE, now)
+
+
+def test_a_turn_is_a_repair_until_contention_begins_then_a_rest_and_then_a_retry() -> None:
+    contention = Contention[ThreadId](ContentionRules(OnContention.REST, 2, rest=300.0))
+    turns = [contention.turn(A, ONE, False, 0.0)]
+    for now in (1.0, 2.0):
+        turns.append(contention.turn(A, ONE, True, now))
+        contention.add_repairs([A], now)
+    turns += [contention.turn(A, ONE, True, now) for now in (3.0, 4.0)]
+    turns.append(contention.turn(A, ONE, False, 303.0))
+    assert turns == [Turn(False, False, False), Turn(False, True, False), Turn(False, True, False),
+                     Turn(True, True, True), Turn(True, True, False), Turn(False, True, False)]
+
+
+def test_a_thread_that_is_put_back_each_time_rests_never() -> None:
+    contention = Contention[ThreadId](ContentionRules(OnContention.PERSIST, 1))
+    contention.add_repairs([A], 0.0)
+    assert contention.turn(A, ONE, True, 1.0) == Turn(rests=False, repairs=True, begins=True)

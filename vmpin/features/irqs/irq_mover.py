@@ -150,14 +150,10 @@ class IrqMover:
         """Set a mask. :returns: why it is not set, "" if it is."""
         irq, cpus = write
         key = irq.number, irq.name
-        drifted, contention = self._set.get(key) == cpus, self._contention
-        resting = contention.resting(key, cpus, now)
-        if not resting and not drifted and contention.retry_due(key, cpus, now):
-            drifted = True
-        elif not resting and drifted and contention.starts(key, cpus, now):
+        turn = self._contention.turn(key, cpus, self._set.get(key) == cpus, now)
+        if turn.begins:
             logger.error("contention %s: another program sets it again and again", write.describe())
-            resting = contention.resting(key, cpus, now)
-        if resting:
+        if turn.rests:
             return RESTING
         try:
             self._files.write(irq.number, cpus)
@@ -165,9 +161,9 @@ class IrqMover:
             return self._refused(write, err, moved=irq.mask != original)
         self._set[key] = cpus
         self._failures.pop(key, None)
-        if drifted:
-            contention.add_repairs([key], now)
-        logger.info("%s%s", write.describe(), ": another program had changed it" * drifted)
+        if turn.repairs:
+            self._contention.add_repairs([key], now)
+        logger.info("%s%s", write.describe(), ": another program had changed it" * turn.repairs)
         return ""
 
     def _refused(self, write: MaskWrite, err: OSError, moved: bool) -> str:
