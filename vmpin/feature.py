@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable, Collection, Coroutine
     from pathlib import Path
 
     from prometheus_client.core import Metric
@@ -113,6 +113,11 @@ class WatcherPart(Parts):
     #: Called after each pass, and after each resync.
     after_pass: Callable[[], None] | None = None
     after_resync: Callable[[], None] | None = None
+    #: Called when sandboxes are unpinned: gives back what the feature has changed of them. False where not all of that
+    #: was possible.
+    settle: Callable[[Collection[SandboxId]], bool] | None = None
+    #: Called before the pass of `vmpin repin`: what was left to another program is changed again.
+    retry: Callable[[], None] | None = None
     #: Called with the annotations of pods, by pod uid and key, that `Feature.watched_annotations` chose, whenever the
     #: reporter has handed over those of all pods.
     take_annotations: Callable[[Mapping[str, Mapping[str, str]]], None] | None = None
@@ -151,6 +156,9 @@ class Feature(Parts):
     #: Gives back what it has changed on the node when vmpin leaves it. Called with the run directory's lock held;
     #: False where not all of that was possible, so that its files stay.
     give_back: Callable[[Config], bool] | None = None
+    #: Gives back what it has changed of sandboxes that a command without a watcher has unpinned, or placed anew.
+    #: Called with the run directory's lock held; False where not all of that was possible.
+    settle: Callable[[NodeView, Collection[SandboxId]], bool] | None = None
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
     #: Those that services and builds run: help lists them apart.

@@ -70,14 +70,15 @@ def named_sandbox(config: Config, args: argparse.Namespace) -> SandboxId | None:
 
 def finish(args: argparse.Namespace, outcome: Document, nothing: str,
            names: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Print the operations; exit code 1 if one failed, if a guest keeps its map, or if vmpin's files were to be
-    removed and stay.
+    """Print the operations; exit code 1 if one failed, if a guest keeps its map, if a feature could not give back what
+    it changed, or if vmpin's files were to be removed and stay.
     :param names: of pods and containers by their ids, for the text."""
     operations, guests, kept = outcome["operations"], outcome.get("guests", {}), outcome.get("kept", ())
     # A guest without an agent has no map.
     kept_maps = any(result.startswith(("no answer", "not all")) for result in guests.values())
     gone, refused = outcome.get("gone", True), any(operation["outcome"] == "refused" for operation in operations)
-    code = int(bool(kept) or kept_maps or refused or not gone)
+    settled = outcome.get("settled", True)
+    code = int(bool(kept) or kept_maps or refused or not gone or not settled)
     if args.output == "json":
         print_data(outcome, "json")
         return code
@@ -89,6 +90,9 @@ def finish(args: argparse.Namespace, outcome: Document, nothing: str,
     if not gone and not kept:
         print("not all that vmpin changed besides masks of threads is given back, so its files stay; standard error "
               "has the reasons; try again")
+    if not settled:
+        print("not all that vmpin changed besides masks of threads is given back: the watcher's log, or standard "
+              "error without one, has the reasons; try again")
     for sandbox, result in guests.items():
         print_text(f"{title_of(sandbox, names)}: in its guest: {result}")
     return code

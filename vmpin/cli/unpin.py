@@ -107,9 +107,9 @@ def _unpin_alone(config: Config, only: Sequence[SandboxId] | None, dry_run: bool
         view, operations = one_pass.plan_unpin(config, only)
         wanted = only or view.all_sandboxes()
         return collector.unpinning(view, wanted, operations, _with_guests(view, wanted))
-    view, report = one_pass.unpin(config, only)
+    view, results, settled = one_pass.unpin(config, only)
     wanted = only or view.all_sandboxes()
-    return collector.unpinned(list(report.results), view.originals.keys() & wanted) | {
+    return collector.unpinned(results, view.originals.keys() & wanted, settled) | {
         "guests": _in_guests(view, only or list(view.sandboxes))}
 
 

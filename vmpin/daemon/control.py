@@ -114,12 +114,15 @@ class Control:
             return collector.planned(view, reconciler.resync(act=False), [text for plan in others for text in plan()])
         if operation == "reconcile":
             reconciler.take_back(view.sandboxes if only is None else [only])
+            for retry in present(part.retry for part in watcher.parts.values()):
+                retry()
             return collector.outcome(watcher.refresh_everything())
         if operation == "unpin":
             touched = view.all_sandboxes() if only is None else [only]
             results = reconciler.unpin(touched)
             watcher.guests.update(view)
-            return collector.unpinned(results, view.originals.keys() & touched)
+            settled = [settle(touched) for settle in present(part.settle for part in watcher.parts.values())]
+            return collector.unpinned(results, view.originals.keys() & touched, all(settled))
         if operation == "unpinning":
             touched = view.all_sandboxes() if only is None else [only]
             return collector.unpinning(view, touched, reconciler.restoring(touched), watcher.guests.managed(touched))

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
+from vmpin.feature import features, present
 from vmpin.host.lock import Lock
 from vmpin.pinning.apply import Result
 from vmpin.pinning.plan import SetAffinity
@@ -39,15 +40,23 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
         report = _passes(reconciler, act=True)
         if reconciler.node_state.save():
             spool.remove(names)
+        _settle(reconciler.view, list(reconciler.node_state.sandboxes) if sandboxes is None else sandboxes)
         return reconciler.view, report
 
 
-def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
-    """Restore original masks. Guests keep their maps."""
+def _settle(view: NodeView, sandboxes: Sequence[SandboxId]) -> bool:
+    """Have features give back what they changed of sandboxes. :returns: whether all of that was possible."""
+    return all([settle(view, sandboxes) for settle in present(feature.settle for feature in features())])
+
+
+def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[Result], bool]:
+    """Restore original masks. Guests keep their maps.
+    :returns: the view, the results, and whether features gave back all that they changed of the sandboxes."""
     with Lock(config.paths.lock_file) as lock:
         reconciler = _read(config, used=lock.used)
         wanted = reconciler.node_state.all_sandboxes() if sandboxes is None else sandboxes
-        return reconciler.view, PassReport(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
+        results = reconciler.unpin(wanted)
+        return reconciler.view, results, _settle(reconciler.view, wanted)
 
 
 def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:

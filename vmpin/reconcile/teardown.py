@@ -26,12 +26,13 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
 def forget(config: Config, reconciler: Reconciler) -> bool:
     """Remove vmpin's files, with the lock held; but keep them if some masks are not restored, to try again.
     :returns: whether everything was removed."""
+    given_back = all([give_back(config) for give_back in present(feature.give_back for feature in features())])
     if reconciler.node_state.originals:
         reconciler.node_state.save()
         logger.error("not all masks restored sandboxes=%d: the original masks are still in %s",
                      len(reconciler.node_state.originals), config.paths.state_file)
         return False
-    if not all([give_back(config) for give_back in present(feature.give_back for feature in features())]):
+    if not given_back:
         return False
     # Not at the top: a starting watcher does not need them, and asyncio takes as long as all other imports.
     import shutil

@@ -280,15 +280,16 @@ def planned(view: NodeView, report: PassReport, of_features: Iterable[str] = ())
             "unmanaged": sorted(view.unmanaged), "of_features": list(of_features)}
 
 
-def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:
+def unpinned(results: list[Result], kept: Iterable[SandboxId], settled: bool = True) -> dict[str, object]:
     """The restored masks, for `vmpin unpin`.
-    :param kept: sandboxes in which some threads do not have their original masks."""
+    :param kept: sandboxes in which some threads do not have their original masks.
+    :param settled: whether all that features changed of the sandboxes is given back."""
     counts = dict.fromkeys(("restored", "already_original", "already_trimmed", "unknown", "already_free", "refused",
                             "gone"), 0)
     for result in results:
         counts[_restored_as(result)] += 1
     return {"version": VERSION, "operations": [_result(result) | _original(result.operation) for result in results],
-            "counts": counts, "kept": sorted(kept)}
+            "counts": counts, "kept": sorted(kept), "settled": settled}
 
 
 def _restored_as(result: Result) -> str:

@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ from vmpin.cli import install_service, uninstall
 from vmpin.cli.main import main
 from vmpin.cli.repin import finish
 from vmpin.cli.unpin import print_restored
+from vmpin.domain.model import SandboxId
+from vmpin.errors import LockHeldError
 from vmpin.feature import Feature
 from vmpin.host.lock import Lock
 from vmpin.reconcile import one_pass, teardown
+from vmpin.reconcile.view import NodeView
 
 pytest_plugins = ["given_unit"]
 
@@ -63,6 +67,28 @@ def test_a_feature_that_cannot_give_back_all_is_exit_code_1(
     assert main(words) == 0
     assert "its files stay" not in capsys.readouterr().out
     assert not machine.node_state.config.paths.state_file.exists()
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("verb", ["unpin", "repin"])
+def test_without_a_watcher_features_give_back_what_they_changed_of_the_sandbox(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str,
+        settled: bool) -> None:
+    machine.vmm("a")
+    machine.resync()
+    assert machine.node_state.save()
+    calls = []
+
+    def settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
+        with pytest.raises(LockHeldError), Lock(view.config.paths.lock_file):
+            pass
+        calls.append((sandboxes, [*view.placements]))
+        return settled
+
+    monkeypatch.setattr(one_pass, "features", lambda: [Feature(name="keeps", settle=settle)])
+    assert main([*arguments(machine), verb, sandbox("a"), "-o", "json"]) == (verb == "unpin" and not settled)
+    assert calls == [([sandbox("a")], [] if verb == "unpin" else [sandbox("a")])]
+    assert json.loads(capsys.readouterr().out).get("settled", True) is (settled or verb == "repin")
 
 
 def operation(what: str, **more: str) -> dict[str, object]:

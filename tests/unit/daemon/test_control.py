@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -14,6 +14,8 @@ from newcomers import Machine, sandbox
 from vmpin.daemon.control import Control
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart
+from vmpin.reconcile.reconciler import PassReport
+from vmpin.reconcile.view import NodeView
 from vmpin.status import collector
 from vmpin.status.collector import WatcherStatus
 
@@ -36,6 +38,17 @@ class StandIn:
 
     def data(self, sandbox: SandboxId) -> None:
         return None
+
+    def update(self, view: NodeView) -> None:
+        pass
+
+    async def unpin_results(self, wanted: Collection[SandboxId]) -> dict[str, str]:
+        return {}
+
+    stopping = False
+
+    def refresh_everything(self) -> PassReport:
+        return self.reconciler.resync(full=True)
 
 
 def answer(machine: Machine, **request: object) -> Any:
@@ -65,3 +78,34 @@ def test_the_status_of_a_sandbox_that_is_not_known_is_an_error(machine: Machine)
     assert answer(machine, op="status", sandbox="none")["error"] == "no sandbox 'none' is known"
     assert [entry["id"] for entry in answer(machine, op="status", sandbox=sandbox("a"))["sandboxes"]] == [
         sandbox("a")]
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_features_give_back_what_they_changed_of_an_unpinned_sandbox_and_try_again_at_repin(
+        machine: Machine, settled: bool) -> None:
+    machine.vmm("a")
+    machine.resync()
+    calls: list[object] = []
+
+    class Watcher(StandIn):
+        def refresh_everything(self) -> PassReport:
+            calls.append("pass")
+            return super().refresh_everything()
+
+    def settle(sandboxes: Collection[SandboxId]) -> bool:
+        calls.append(([*sandboxes], [*machine.reconciler.view.placements]))
+        return settled
+
+    watcher = Watcher(machine)
+    part = WatcherPart(settle=settle, retry=lambda: calls.append("retry"))
+    watcher.parts = {"one": part, "another": WatcherPart()}  # type: ignore[misc]
+    control = Control(watcher)  # type: ignore[arg-type]
+
+    def ask(operation: str) -> Any:
+        raw = asyncio.run(control.answer(json.dumps({"op": operation, "sandbox": sandbox("a")}).encode(), 0))
+        assert isinstance(raw, bytes)
+        return json.loads(raw)
+
+    assert ask("unpin")["settled"] is settled
+    assert "operations" in ask("reconcile")
+    assert calls == [([sandbox("a")], []), "retry", "pass"]

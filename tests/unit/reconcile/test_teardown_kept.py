@@ -6,12 +6,22 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from strayed import spinners
 
+from vmpin.config.settings import Config
+from vmpin.feature import Feature
 from vmpin.reconcile import teardown
 
 
-def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
+def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Config] = []
+
+    def give_back(config: Config) -> bool:
+        left.append(config)
+        return True
+
+    monkeypatch.setattr(teardown, "features", lambda: [Feature(name="gives", give_back=give_back)])
     with spinners(tmp_path) as node:
         vm, other = node.vm(), node.vm("b")
         both = node.here | node.there
@@ -24,6 +34,7 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
         results = teardown.give_all_back(reconciler)
         assert [result.operation.sandbox for result in results] == [other.sandbox]
         assert not teardown.forget(reconciler.node_state.config, reconciler)
+        assert len(left) == 1, "features give back what they can, whatever became of the masks"
         assert reconciler.node_state.config.paths.state_file.exists()
         vm.helpers = []
         teardown.give_all_back(reconciler)
