@@ -164,7 +164,8 @@ def ownership(all_claims: Mapping[SandboxId, CpuClaims], node: Node,
     exclusive = union(cpus for claim in all_claims.values() for _, cpus in claim.exclusive)
     pool, unowned = node.shared_pool, node.online - exclusive
     pool = unowned if pool is None else (pool and (pool & node.online or unowned))
-    return Ownership(all_claims, exclusive, pool, pods or {}, node.recent & pool)
+    # Not `pods or {}`: the mapping of a node without pods yet gets them later.
+    return Ownership(all_claims, exclusive, pool, {} if pods is None else pods, node.recent & pool)
 
 
 class Collision(NamedTuple):

@@ -114,7 +114,8 @@ def concerned(before: Rulings, after: Rulings, state: DesiredState) -> set[Sandb
     """The sandboxes whose containers may own other CPUs after a change of rulings. Under a complete ruling these are
     all: another pod's CPUs make a cpuset stale. So they are if a pool becomes known: it takes in unmanaged VMs."""
     ranks = [[ruling.authority for ruling in rulings.by_rank] for rulings in (before, after)]
-    if ranks[0] != ranks[1] or (before.pool is None) != (after.pool is None):
+    if (ranks[0] != ranks[1] or (before.pool is None) != (after.pool is None)
+            or bool(before.pool) != bool(after.pool)):
         return set(state.sandboxes)
     owners: set[Owner] = set()
     for (_, old), (_, new) in zip(before.by_rank, after.by_rank, strict=True):
@@ -124,7 +125,9 @@ def concerned(before: Rulings, after: Rulings, state: DesiredState) -> set[Sandb
             return set(state.sandboxes)
         for had, has in ((old.exclusive, new.exclusive), (old.spare, new.spare)):
             owners |= {owner for owner in had.keys() | has.keys() if had.get(owner) != has.get(owner)}
-    return {sandbox.id for sandbox in state.sandboxes.values() if owners and _is_among(sandbox, owners)}
+    moved = (before.pool or EMPTY) ^ (after.pool or EMPTY)
+    return {sandbox.id for sandbox in state.sandboxes.values()
+            if (owners and _is_among(sandbox, owners)) or (moved and _follows_pool(sandbox, after, moved))}
 
 
 def _is_among(sandbox: SandboxState, owners: set[Owner]) -> bool:
@@ -132,3 +135,16 @@ def _is_among(sandbox: SandboxState, owners: set[Owner]) -> bool:
     uid = uid_of(sandbox.pod)
     return any(("", record.container.id) in owners or (uid and (uid, record.container.name) in owners)
                for record in sandbox.containers.values()) or bool(uid and (uid, "") in owners)
+
+
+def _follows_pool(sandbox: SandboxState, rulings: Rulings, moved: CpuSet) -> bool:
+    """Whether one of the sandbox's containers may own other CPUs by the pool's rule, of which `moved` has changed: no
+    stronger ruling decides on it. (The ledger's pool changes with each grant.)"""
+    uid = uid_of(sandbox.pod)
+    return any(not record.container.cpuset.isdisjoint(moved)
+               and _by_pool_alone(rulings.deciding(uid, record.container)[0])
+               for record in sandbox.containers.values() if record.container.cpuset)
+
+
+def _by_pool_alone(ruling: Ruling | None) -> bool:
+    return ruling is None or ruling.authority == Rank.POOL.label

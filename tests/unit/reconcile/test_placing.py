@@ -15,7 +15,7 @@ from vmpin.domain.assignments import Assignments, Rank
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole
 from vmpin.domain.topology import Topology
 from vmpin.placement.rules import UNMANAGED, PlacementRequest
 from vmpin.reconcile import placement_cache
@@ -83,6 +83,25 @@ def test_an_assignment_without_cpus_changes_no_ownership_and_one_with_cpus_does(
     assert cache.own is before
     ledger(CpuSet((3,)))
     assert (str(before.exclusive), str(cache.own.exclusive)) == ("", "3")
+
+
+def test_a_container_that_the_ledger_does_not_list_owns_its_cpus_by_the_ledgers_pool(
+        cache: PlacementCache, on_node: Authorities) -> None:
+    """Whatever the pool was when it was reported: its owner is the same as for a watcher that has just started."""
+    unlisted = SIDE._replace(container=SIDE.container._replace(cpuset=CpuSet((2,))))
+    state = DesiredState({**STATE.sandboxes, TWO: SandboxState(TWO, containers={SIDE.container.id: unlisted})})
+    for pool, owned in (("0-3", ""), ("0-1", "2"), ("2-3", ""), ("3", "2"), ("", ""), ("0", "2"), ("0-1", "2")):
+        on_node.put(GivenAuthority(Rank.LEDGER, Assignments(pool=CpuSet.parse(pool), writes=True)))
+        cache.place_changed(state, VMS, lambda _: None, fail)
+        assert (pool, str(cache.own.exclusive)) == (pool, owned)
+
+
+def test_ownership_has_the_pods_that_came_after_it(cache: PlacementCache) -> None:
+    cache.place_changed(STATE, VMS, lambda _: None, fail)
+    named = DesiredState({ONE: STATE.sandboxes[ONE]._replace(pod=Pod("shop", "web", "u1"))})
+    cache.dirty = {ONE, TWO}
+    cache.place_changed(named, VMS, lambda _: None, fail)
+    assert cache.own.pods == {ONE: "u1"}
 
 
 def test_a_sandbox_without_a_change_is_not_placed_again(cache: PlacementCache) -> None:
