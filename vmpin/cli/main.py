@@ -39,15 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _carry_out(arguments)
     except SystemExit as ending:  # argparse, after --help or for an unknown command
-        if _flushed(sys.stdout) and _flushed(sys.stderr):
+        lost = _flushed(sys.stdout) or _flushed(sys.stderr)
+        if not lost:
             raise
-        code = ending.code if isinstance(ending.code, int) and ending.code else GONE
+        return ending.code if isinstance(ending.code, int) and ending.code else lost
     except BrokenPipeError:
         code = GONE
-    if not _flushed(sys.stdout):
-        code = code or GONE
-    _flushed(sys.stderr)
-    return code
+    lost = _flushed(sys.stdout, told=code != 0)
+    _flushed(sys.stderr, told=True)
+    return code or lost
 
 
 def _carry_out(arguments: Sequence[str]) -> int:
@@ -107,23 +107,30 @@ def _not_taken(arguments: Sequence[str], word: str) -> UsageError:
 
 
 def _complain(*lines: str) -> None:
-    """Print to standard error; a closed one does not change the exit code."""
-    with contextlib.suppress(BrokenPipeError):
+    """Print to standard error; one that is closed or on a full disk does not change the exit code."""
+    with contextlib.suppress(OSError):
         print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def _flushed(stream: TextIO) -> bool:
-    """Flush the stream. If its reader has ended (`vmpin status | head`), it becomes /dev/null: the rest of the buffer
-    would fail again at Python's exit, which prints an error and makes the exit code 120.
+def _flushed(stream: TextIO, told: bool = False) -> int:
+    """Flush the stream. If that is impossible, because its reader has ended (`vmpin status | head`) or its disk is
+    full, it becomes /dev/null: the rest of the buffer would fail again at Python's exit, which prints an error and
+    makes the exit code 120.
 
     Not by SIGPIPE, as in other tools: that would end the watcher as well when a client ends before its answer.
+    :param told: whether an error was printed already. :returns: the exit code: 0, GONE for a reader that has ended, or
+        1.
     """
     try:
         stream.flush()
-    except BrokenPipeError:
+    except OSError as err:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return False
-    return True
+        if isinstance(err, BrokenPipeError):
+            return GONE
+        if not told:
+            _complain(f"vmpin: {err}")
+        return 1
+    return 0
 
 
 def _open_closed() -> None:

@@ -182,3 +182,20 @@ def test_a_reader_that_went_away_is_no_error_of_ours(words: list[str], gone: str
         os.close(writing)
     assert done.returncode in codes
     assert not printed
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(("words", "full", "code"), [
+    (["config"], "stdout", 1), (["config", "-o", "json"], "stdout", 1), (["help", "exit-codes"], "stdout", 1),
+    (["version"], "stdout", 1), (["config", "--set", "a.b=1"], "stdout", 2), (["config"], "stderr", 0),
+    (["config", "--set", "a.b=1"], "stderr", 2), (["frobnicate"], "stderr", 2)])
+def test_an_output_on_a_full_disk_is_one_line_and_the_exit_code(words: list[str], full: str, code: int,
+                                                                buffered: bool) -> None:
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    with open("/dev/full", "wb", buffering=0) as disk:
+        done = subprocess.run([*COMMAND, *words], env=environment, text=True, stdin=subprocess.DEVNULL, timeout=120,
+                              stdout=disk if full == "stdout" else subprocess.PIPE,
+                              stderr=disk if full == "stderr" else subprocess.PIPE, check=False)
+    assert done.returncode == code
+    if code == 1:
+        assert done.stderr == "vmpin: [Errno 28] No space left on device\n"
