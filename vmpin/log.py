@@ -110,8 +110,14 @@ def _one_word(name: str) -> str:
     return name.replace(" ", "_").replace(",", "_")
 
 
+def _printable(text: str) -> str:
+    """The text in one line and harmless to a terminal: threads and files have names of others' choice."""
+    return text if text.isprintable() else "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def _message(record: logging.LogRecord) -> str:
-    text = record.getMessage()
+    text = _printable(record.getMessage())
     if pod := pod_of_line(record):
         text = f"{text} pod={pod}"
     return f"{text} op={_current}" if _numbered() else text
@@ -132,8 +138,7 @@ class _Journal(logging.Formatter):
     """With the level as the journal reads it (sd-daemon(3)), and without the time, which the journal adds."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _message(record).replace("\n", "\\n")
-        return f"<{_SYSLOG.get(record.levelno, 6)}>{text}"
+        return f"<{_SYSLOG.get(record.levelno, 6)}>{_message(record)}"
 
 
 class _Json(logging.Formatter):

@@ -67,6 +67,17 @@ def test_a_line_can_bring_its_pod(lines: io.StringIO) -> None:
         "RUN_POD pod=demo/web", "sandbox=b pod=demo/db"]
 
 
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_line_is_one_line_and_harmless_whatever_a_thread_is_named(
+        journal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+    if journal:
+        monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    log.setup("info")
+    logging.getLogger("vmpin.named").info("set thread 7 (%s)", "\x1b[2J\n\u202eé\x7f\ud800")
+    assert capsys.readouterr().err.endswith("set thread 7 (\\x1b[2J\\n\\u202eé\\x7f\\ud800)\n")
+
+
 def test_json_has_the_pod_as_a_member(capsys: pytest.CaptureFixture[str]) -> None:
     log.name_pods(lambda name: NAMES.get(name, ""))
     log.setup("info", as_json=True)

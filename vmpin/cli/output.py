@@ -35,7 +35,8 @@ def print_data(data: object, output: str) -> None:
     """Print data as JSON (indented at a terminal) or YAML."""
     if output == "yaml":
         import yaml
-        print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")
+        # In ASCII, as JSON is: YAML's printable characters include those that turn the direction of a line.
+        print(yaml.safe_dump(data, sort_keys=False), end="")
     else:
         print(json.dumps(data, indent=2 if sys.stdout.isatty() else None))
 

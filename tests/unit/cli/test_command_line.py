@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from vmpin.cli.main import main
+from vmpin.cli.output import print_data
 from vmpin.cli.verbs import directory, new_file, node_root
 from vmpin.errors import UsageError
 
@@ -151,6 +153,17 @@ def test_no_file_gets_the_number_of_a_closed_stream_here_or_in_a_program_that_is
     subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", _PARENT, str(out)],
                    env=ENVIRONMENT, timeout=120, check=True)
     assert out.read_text() == "/dev/null /dev/null /dev/null\nTrue"
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_data_has_no_character_that_steers_a_terminal(output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also none that turns the direction of a line, which YAML would print as it is."""
+    name = "\x1b[2J\u202e\u2066é\x9b"
+    print_data({"name": name, "half": "\ud800"}, output)
+    printed = capsys.readouterr().out
+    assert printed.isascii()
+    assert all(char.isprintable() or char == "\n" for char in printed)
+    assert yaml.safe_load(printed)["name"] == name
 
 
 # Streams whose reader goes away
