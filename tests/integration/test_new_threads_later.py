@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import threading
 import time
 from typing import Any
 
@@ -126,15 +125,18 @@ def test_storms_of_others_disturb_neither(node: Node, cpus: tuple[str, str]) -> 
 
 
 def test_what_was_lost_is_looked_for(node: Node, cpus: tuple[str, str]) -> None:
+    """The reports of a followed process fill the buffer: those of others are not received."""
     start(node)
     assert node.watcher is not None
-    node.watcher.send_signal(signal.SIGSTOP)
+    names = "read line; i=0; while [ $i -lt 40000 ]; do echo n$i >/proc/$$/comm; i=$((i + 1)); done"
+    with subprocess.Popen(["qemu-system-x86_64", "-c", names, "-name", f"sandbox-{node.id('s')}"],
+                          executable="/bin/sh", stdin=subprocess.PIPE) as storm:
+        node.wait_for_all(storm.pid, cpus[0])
+        wait(lambda: node.sandbox(node.id("s")), "it is not followed")
+        node.watcher.send_signal(signal.SIGSTOP)
+        storm.communicate(b"go\n")
     with Qemu(node.id("a"), vcpus=2) as vm:
         assert seen(vm.pid).all() != {cpus[0]}
-        for _ in range(40_000):
-            thread = threading.Thread(target=int)
-            thread.start()
-            thread.join()
         node.watcher.send_signal(signal.SIGCONT)
         node.wait_for_all(vm.pid, cpus[0])
         wait(lambda: node.status()["sources"]["new_threads"]["overruns"] >= 1,

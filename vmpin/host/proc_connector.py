@@ -102,11 +102,12 @@ class ProcConnector:
                 events.append(event)
         return events, lost
 
-    def follow_names(self, pids: Collection[int]) -> None:
-        """Receive COMM events (thread names) of these processes only. If the kernel has no room for such a filter, and
-        before the first call, those of all processes are received. Events already queued are not filtered."""
+    def follow(self, pids: Collection[int]) -> None:
+        """Receive new threads and thread names (COMM) of these processes only, and new kernel threads only if there
+        are any. If the kernel has no room for such a filter, and before the first call, those of all processes are
+        received. Events already queued are not filtered."""
         programs = [proc_events.socket_filter()]
-        if len(pids) <= proc_events.MAX_NAMED:
+        if len(pids) <= proc_events.MAX_FOLLOWED:
             chosen = proc_events.socket_filter(pids)
             # If both filters do not fit (ENOMEM, sysctl net.core.optmem_max), a short one replaces the old one first.
             programs = [chosen, *programs, chosen]

@@ -56,8 +56,8 @@ class ProcEventsFeed:
         #: Events that were read but not handled yet, and whether the connector may have more.
         self._waiting: deque[Event] = deque()
         self._more = False
-        #: The processes whose thread names the kernel reports; empty while it reports those of all processes.
-        self._named: AbstractSet[int] = frozenset()
+        #: The processes whose new threads and thread names the kernel reports; None while it reports those of all.
+        self._followed: AbstractSet[int] | None = None
         #: When the last batch came if none of its events was of a followed process; otherwise 0.0.
         self._irrelevant_at = 0.0
         #: The scheduled full pass after lost events, and when the last one was requested (time.monotonic()).
@@ -80,7 +80,7 @@ class ProcEventsFeed:
         try:
             await self._broken
         finally:
-            self._connector, self._named = None, frozenset()
+            self._connector, self._followed = None, None
             self._waiting.clear()
             self._node_state.forks_reported(False)
             self._state = "no longer reported"
@@ -118,21 +118,27 @@ class ProcEventsFeed:
     def after_pass(self, report: PassReport, everything: bool) -> None:
         """Update the feed after a pass. :param everything: whether the pass was over the whole node."""
         self._placer.after_pass(report, everything)
-        if unread := self._follow_names():
+        if unread := self._follow_processes():
             self._follow_up(FollowUp(now=unread, relevant=True), time.perf_counter())
 
-    def _follow_names(self) -> set[SandboxId]:
-        """Limit the kernel's reports of thread names to followed processes, because any process can rename a thread
-        100,000 times a second. Shims are included from their exec on, because a library VMM may start in one.
-        :returns: the sandboxes of newly followed processes. A pass must read the names that their threads got
-            before."""
+    def _follow_processes(self) -> set[SandboxId]:
+        """Limit the kernel's reports of new threads and thread names to followed processes: each report wakes the
+        loop, and any process can rename a thread 100,000 times a second. Shims are included from their exec on,
+        because a library VMM may start in one.
+        :returns: the sandboxes of newly followed processes. A pass must read the threads that they created before,
+            and the names that these got."""
         followed = self._view.followed
-        pids = followed.keys() | self._view.helper_pids
-        if self._connector is None or pids == self._named:
+        pids = followed.keys() | self._view.helper_pids | self._placer.early
+        if self._connector is None or pids == self._followed:
             return set()
-        new, self._named = pids - self._named, pids
-        self._connector.follow_names(pids)
-        return {followed[pid][0].sandbox for pid in new if pid in followed}
+        new, self._followed = pids - (self._followed or set()), pids
+        self._connector.follow(pids)
+        sandboxes = set()
+        for pid in new & followed.keys():
+            vm, process = followed[pid]
+            process.mark_outdated()
+            sandboxes.add(vm.sandbox)
+        return sandboxes
 
     @property
     def connected(self) -> bool:
@@ -224,7 +230,7 @@ class ProcEventsFeed:
                              self._placer.place_kernel_threads, since)
         if unconfirmed := follow_up.soon - follow_up.now:
             self._pass_later(unconfirmed, self._unconfirmed, times.confirm_placed, set, since)
-        if follow_up.processes_changed and (unread := self._follow_names()):
+        if follow_up.processes_changed and (unread := self._follow_processes()):
             follow_up.now |= unread
             follow_up.relevant = True
         if follow_up.relevant:

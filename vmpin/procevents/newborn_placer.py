@@ -15,7 +15,7 @@ over the new VM then places the shim.
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -96,6 +96,11 @@ class NewbornPlacer:
             if stat is not None and stat.flags & PF_USER_WORKER:
                 follow_up.now.add(vm.sandbox)  # the kernel named it, which causes no event
         return follow_up
+
+    @property
+    def early(self) -> Set[int]:
+        """The processes that were placed before their VMs were known."""
+        return self._early.keys()
 
     def after_pass(self, report: PassReport, everything: bool = False) -> None:
         """Confirm early placements after a pass; after a pass over everything also forget ended processes."""

@@ -116,16 +116,18 @@ _INSTRUCTION = struct.Struct("=HBBI")
 _DROP, _KEEP = (_RET, 0, 0, 0), (_RET, 0, 0, 0xFFFF)
 #: A conditional jump reaches 255 instructions; a program has 4096 (BPF_MAXINSNS).
 _BLOCK = 250
-MAX_NAMED = 4000
+MAX_FOLLOWED = 4000
 
 
-def socket_filter(named: Collection[int] | None = None) -> bytes:
-    """An array of sock_filter for SO_ATTACH_FILTER: it passes executions, names, new threads, and forks of kthreadd.
-    It drops new processes, of which a node creates thousands a second, as a process of interest executes a program
-    next; and ends of threads. (The selection by Linux 6.6 cannot distinguish a thread from a process.)
-    :param named: the processes whose threads' names are passed, at most MAX_NAMED; None for all. The kernel runs the
-        program in the thread that sends the event, so that this pays for it where it sends a hundred thousand."""
-    drop, keep, name = 11, 12, 13
+def socket_filter(followed: Collection[int] | None = None) -> bytes:
+    """An array of sock_filter for SO_ATTACH_FILTER: it passes executions, and new threads and names in some processes;
+    if there are any, also forks of kthreadd. It drops new processes, of which a node creates thousands a second, as a
+    process of interest executes a program next; and ends of threads. (The selection by Linux 6.6 cannot distinguish a
+    thread from a process.)
+    :param followed: these processes, at most MAX_FOLLOWED; None for all. The kernel runs the program in the thread
+        that sends the event, so that this pays for it where it sends a hundred thousand."""
+    drop, keep, name, chosen = 12, 13, 14, 15
+    kernel = drop if followed is not None and not followed else keep
     program = [
         (_LD, 0, 0, _WHAT),
         (_JEQ, keep - 2, 0, _as_loaded(EXEC)),
@@ -133,19 +135,20 @@ def socket_filter(named: Collection[int] | None = None) -> bytes:
         (_JEQ, keep - 4, 0, _as_loaded(NONE)),
         (_JEQ, 0, drop - 5, _as_loaded(FORK)),
         (_LD, 0, 0, _DATA + 4),
-        (_JEQ, keep - 7, 0, _as_loaded(KTHREADD)),
+        (_JEQ, kernel - 7, 0, _as_loaded(KTHREADD)),
         (_LD, 0, 0, _DATA + 8),
         (_TAX, 0, 0, 0),
         (_LD, 0, 0, _DATA + 12),
-        (_JEQ_X, drop - 11, keep - 11, 0),
+        (_JEQ_X, drop - 11, 0, 0),
+        (_JA, 0, 0, chosen - 12),
         _DROP,
         _KEEP,
+        (_LD, 0, 0, _DATA + 4),
     ]
-    if named is None:
+    if followed is None:
         program.append(_KEEP)
     else:
-        program.append((_LD, 0, 0, _DATA + 4))
-        pids = sorted(named)
+        pids = sorted(followed)
         for at in range(0, len(pids), _BLOCK):
             block = pids[at : at + _BLOCK]
             program += [(_JEQ, len(block) - number, 0, _as_loaded(pid)) for number, pid in enumerate(block)]

@@ -102,19 +102,21 @@ def renamed(name: bytes) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
-@pytest.mark.parametrize("others", [0, 600, proc_events.MAX_NAMED])
-def test_of_processes_that_are_not_followed_no_name_is_received(connector: ProcConnector, others: int) -> None:
-    """However many are followed: where the kernel has no room for so many, all names are received."""
-    connector.follow_names([os.getpid(), *range(1 << 22, (1 << 22) + others)])
-    with subprocess.Popen([sys.executable, "-S", "-c", "for _ in range(1000): open('/proc/self/comm', 'w').write('x')"]
-                          ) as other:
-        assert other.wait() == 0
-    renamed(b"followed")
-    found = until(connector, lambda events: any(isinstance(event, Comm) and event.name == "followed"
-                                                for event in events))
-    if others < proc_events.MAX_NAMED:
-        assert not any(isinstance(event, Comm) and event.process == other.pid for event in found)
-    connector.follow_names(range(proc_events.MAX_NAMED + 1))
+@pytest.mark.parametrize("others", [0, 600, proc_events.MAX_FOLLOWED])
+def test_of_processes_that_are_not_followed_no_name_and_no_thread_is_received(
+        connector: ProcConnector, others: int) -> None:
+    """However many are followed: where the kernel has no room for so many, all are received."""
+    connector.follow([os.getpid(), *range(1 << 22, (1 << 22) + others)])
+    script = "import threading\nfor _ in range(1000): threading.Thread(target=int).start()"
+    for code in "for _ in range(1000): open('/proc/self/comm', 'w').write('x')", script:
+        with subprocess.Popen([sys.executable, "-S", "-c", code]) as other:
+            assert other.wait() == 0
+        renamed(b"followed")
+        received = until(connector, lambda events: any(isinstance(event, Comm) and event.name == "followed"
+                                                       for event in events))
+        if others < proc_events.MAX_FOLLOWED:
+            assert not any(isinstance(event, Comm | Fork) and event.process == other.pid for event in received)
+    connector.follow(range(proc_events.MAX_FOLLOWED + 1))
     renamed(b"any")
     until(connector, lambda events: any(isinstance(event, Comm) and event.name == "any" for event in events))
 

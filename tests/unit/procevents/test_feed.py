@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from need import lacking, need_root
+from system_calls import system_calls
 
 from vmpin.config import loading
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
@@ -31,6 +34,8 @@ pytestmark = pytest.mark.root
 
 #: A thousand names in one process.
 RENAMES = "i=0; while [ $i -lt 1000 ]; do echo n$i >/proc/$$/comm; i=$((i + 1)); done"
+#: A thousand threads in another.
+THREADS = f"{sys.executable} -S -c 'import threading\nfor _ in range(1000): threading.Thread(target=int).start()'"
 
 PREFIX = f"f{secrets.token_hex(5)}-"
 
@@ -217,6 +222,20 @@ async def test_a_storm_of_names_in_a_process_that_is_not_followed_is_never_recei
             assert received.reconciler.node_state.counters.proc_events["comm"] - comms < 1000
 
 
+async def test_on_a_node_without_vms_no_thread_and_no_name_wakes_the_loop(received: Received) -> None:
+    async with running(received):
+        received.feed.after_pass(received.reconciler.resync(full=True), True)
+        events = received.reconciler.node_state.counters.proc_events
+        before = events["fork"] + events["comm"]
+        for code in THREADS, RENAMES:
+            storm = await asyncio.create_subprocess_exec("/bin/sh", "-c", code)
+            assert await storm.wait() == 0
+        with vmm("a"):  # its event comes after all others
+            await until(lambda: received.follow_ups)
+        # The shims of other tests may create some, and what was queued before the filter still comes.
+        assert events["fork"] + events["comm"] - before < 1000
+
+
 async def test_names_of_a_process_that_is_followed_are_received(received: Received) -> None:
     async with running(received):
         with vmm("a") as process:
@@ -227,12 +246,18 @@ async def test_names_of_a_process_that_is_followed_are_received(received: Receiv
 
 
 async def test_a_newly_followed_vm_is_read_again_once_its_names_are_received(received: Received) -> None:
-    """Its VMM may have named threads after the pass read them and before the kernel sends those names."""
+    """Its VMM may have created and named threads after the pass read them and before the kernel reports those."""
     with vmm("a") as process:
         async with running(received):
-            report = received.reconciler.resync(full=True)
+            received.reconciler.node_state.forks_reported(True)
+            for _ in range(3):  # until its threads are not new any more
+                report = received.reconciler.resync(full=True)
+            look = functools.partial(received.reconciler.reconcile, [SandboxId(f"{PREFIX}a")], scan=False)
+            look()
+            unlisted = system_calls(look)["listdir"]
             received.feed.after_pass(report, True)
             assert [follow_up.now for follow_up in received.follow_ups] == [{f"{PREFIX}a"}]
+            assert system_calls(look)["listdir"] == unlisted + 1
             received.feed.after_pass(report, True)
             assert len(received.follow_ups) == 1
             rename(process)

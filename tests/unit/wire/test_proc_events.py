@@ -123,20 +123,29 @@ def test_the_kernel_keeps_what_is_nothing_to_us_away(time: int, parent: int, chi
     forks = [(parent, parent, child, child), (parent, parent, child, process), (0, 2, child, child)]
     sent = [made(FORK, time, struct.pack("=IIII", *numbers)) for numbers in forks]
     sent += [made(what, time, struct.pack("=II", parent, parent)) for what in (EXEC, COMM, EXIT, NONE, 0x4)]
-    expected = [Fork(time, *numbers) for numbers in forks if numbers[1] == 2 or numbers[2] != numbers[3]]
-    rest = [*expected, Exec(time, parent), Comm(time, parent, parent, ""), Ack(time, parent)]
-    assert passed(proc_events.socket_filter(), sent) == rest
-    assert passed(proc_events.socket_filter([parent]), sent) == rest
-    assert passed(proc_events.socket_filter([parent ^ 1]), sent) == [*expected, Exec(time, parent), Ack(time, parent)]
+
+    def expected(*followed: int) -> list[proc_events.Event]:
+        forked = [Fork(time, *numbers) for numbers in forks if followed and (
+            numbers[1] == 2 or (numbers[2] != numbers[3] and numbers[3] in followed))]
+        named = [Comm(time, parent, parent, "")] if parent in followed else []
+        return [*forked, Exec(time, parent), *named, Ack(time, parent)]
+
+    assert passed(proc_events.socket_filter(), sent) == expected(parent, process)
+    assert passed(proc_events.socket_filter([parent, process]), sent) == expected(parent, process)
+    assert passed(proc_events.socket_filter([parent ^ 1]), sent) == expected(parent ^ 1)
+    assert passed(proc_events.socket_filter([]), sent) == expected()
 
 
-@pytest.mark.parametrize("count", [0, 1, 250, 251, 1000, proc_events.MAX_NAMED])
-def test_only_names_in_chosen_processes_are_passed(count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 250, 251, 1000, proc_events.MAX_FOLLOWED])
+def test_only_names_and_threads_in_chosen_processes_are_passed(count: int) -> None:
     chosen = [1000 + 3 * number for number in range(count)]
     asked = [999, 1001, 1002, *chosen[:2], *chosen[248:252], *chosen[-2:], 1000 + 3 * count, (1 << 32) - 1]
-    sent = [made(COMM, 1, struct.pack("=II16s", 7, process, b"CPU 0/KVM")) for process in asked]
-    named = passed(proc_events.socket_filter(chosen), sent)
-    assert [each.process for each in named if isinstance(each, Comm)] == [pid for pid in asked if pid in set(chosen)]
+    names = [made(COMM, 1, struct.pack("=II16s", 7, process, b"CPU 0/KVM")) for process in asked]
+    threads = [made(FORK, 1, struct.pack("=IIII", 8, 8, 7, process)) for process in asked]
+    for sent in names, threads:
+        given = passed(proc_events.socket_filter(chosen), sent)
+        assert [each.process for each in given if isinstance(each, Comm | Fork)] == [
+            pid for pid in asked if pid in set(chosen)]
 
 
 def passed(filter: bytes, messages: list[bytes]) -> list[proc_events.Event | None]:
