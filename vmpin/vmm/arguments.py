@@ -41,6 +41,11 @@ def long_options(argv: Sequence[str], *names: str) -> Iterator[tuple[str, str]]:
             yield name, value if equals else "".join(argv[at + 1:at + 2])
 
 
+def go_flag(argv: Sequence[str], name: str) -> str:
+    """The last value of a flag, with one dash or two, after `=` or as the next argument; "" without one."""
+    return "".join([value for _, value in long_options(argv, f"-{name}", f"--{name}")][-1:])
+
+
 def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
     """`a,k=v,flag` as pairs: a first item without `=` is the value of `implied`, a later one means `on`."""
     pairs = []

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vmpin.domain.model import SandboxId
-from vmpin.vmm.arguments import long_options, option_values, run_directory_sandbox, sandbox_id, socket_path
+from vmpin.vmm.arguments import go_flag, long_options, run_directory_sandbox, sandbox_id, socket_path
 from vmpin.vmm.vmm_type import GuestChannels, VmmType
 
 _ID_LENGTH = 32
 
 
 def _sandbox(argv: Sequence[str]) -> SandboxId | None:
-    return sandbox_id("".join(option_values(argv, "id")[-1:])) or run_directory_sandbox(argv)
+    return sandbox_id(go_flag(argv, "id")) or run_directory_sandbox(argv)
 
 
 def _sandbox_by_arguments(argv: Sequence[str]) -> SandboxId | None:

@@ -352,7 +352,7 @@ QEMU = VmmType(
     name="qemu",
     kata_name="qemu",
     # Names of QEMU builds: qemu-kiwi (RHEL), qemu-lite-, qemu-vanilla-, qemu-virtiofs-system-ARCH.
-    program=r"qemu-(?:.+-)?system-.+|qemu-(?:kvm|kiwi)(?:[-_.].*)?|kvm",
+    program=r"qemu-(?:.+-)?system-.+|qemu-(?:kvm|kiwi)(?:[-_.].*)?|kvm(?:-spice)?",
     beginnings=("qemu-", "kvm"),
     # `mon_iothread` runs its own monitors. For libvirt, and here, iothreads are the declared ones.
     thread_names=r"CPU (?P<vcpu>[0-9]{1,5})/[A-Z]+$|IO (?P<monitor>mon_iothread)$|IO (?P<io>.+)",

@@ -20,7 +20,7 @@ from vmpin.bounded import MAX_PID, parse_whole
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs, read_file
-from vmpin.vmm.arguments import option_values, sandbox_id, served_sandbox
+from vmpin.vmm.arguments import go_flag, sandbox_id, served_sandbox
 from vmpin.vmm.kvm import has_kvm
 from vmpin.vmm.vmm_type import VmmType
 from vmpin.vmm.vmms import BEGINNINGS, VMMS, is_cut_id, named_in_kata
@@ -28,13 +28,15 @@ from vmpin.vmm.vmms import BEGINNINGS, VMMS, is_cut_id, named_in_kata
 # Patterns that are rarely needed are strings, which `re` compiles at their first use and caches.
 #: File servers for guests: virtiofsd, or Nydus' daemon in its place (src/runtime/virtcontainers/nydusd.go).
 _FILE_SERVER = r"(?:virtiofsd|nydusd)(?:[-_.].*)?"
-_SHIM = r"containerd-shim-kata-(?:.+-)?v2"
+#: A runtime type may have any name that has Kata's in it: the last part but one of the type is a part of the shim's.
+_SHIM = r"containerd-shim-.*kata.*-v2"
 #: The actions of a shim's program that end at once, and its flags that take no value (containerd,
 #: core/runtime/v2/shim/shim.go).
 _SHIM_ACTIONS = frozenset(("start", "delete"))
 _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 #: Prefixes of all these names, for a quick check: most programs have none of them.
-_BEGINNINGS = (*BEGINNINGS, "virtiofsd", "nydusd", "containerd-shim-kata", "ld-linux")
+_BEGINNINGS = (*BEGINNINGS, "virtiofsd", "nydusd", "ld-linux")
+_SHIMS = "containerd-shim-"
 _LOADER = ("ld-linux-", "ld-linux.")
 #: The loader's own options that take a value (ld.so(8)).
 _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
@@ -89,7 +91,7 @@ def may_be(beginning: bytes) -> bool:
     """Whether `classify` or `classify_by_arguments` may recognize a command line. The cost does not depend on its
     length.
     :param beginning: the beginning of /proc/PID/cmdline, with the whole first argument."""
-    if _program(beginning).startswith(_BEGINNINGS):
+    if _has_name(_program(beginning)):
         return True
     # Most command lines contain neither; searching for these two first takes a tenth of the time.
     return (b"sandbox" in beginning or b"/run/" in beginning) and _ARGUMENTS.search(beginning) is not None
@@ -98,7 +100,7 @@ def may_be(beginning: bytes) -> bool:
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
     """Classify a process by its program's name and its arguments. The result is only a claim, because a process can
     have any command line."""
-    if not argv or not _basename(argv[0]).startswith(_BEGINNINGS) or not (argv := _past_loader(argv)):
+    if not argv or not _has_name(_basename(argv[0])) or not (argv := _past_loader(argv)):
         return None
     program = _basename(argv[0])
     if re.fullmatch(_FILE_SERVER, program):
@@ -108,7 +110,7 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
         # container, then with the container's id. Those processes end at once; the shim itself has no action.
         if _shim_action(argv) in _SHIM_ACTIONS:
             return None
-        return HelperProcess(ThreadRole.SHIM, sandbox_id("".join(option_values(argv, "id")[-1:])))
+        return HelperProcess(ThreadRole.SHIM, sandbox_id(go_flag(argv, "id")))
     for vmm in VMMS:
         if vmm.program and re.fullmatch(vmm.program, program):
             return VmmProcess(vmm, vmm.sandbox(argv))
@@ -173,6 +175,11 @@ def _shim_action(argv: Sequence[str]) -> str:
         if "=" not in flag and flag.lstrip("-") not in _SHIM_SWITCHES:
             at += 1
     return argv[at] if at < len(argv) else ""
+
+
+def _has_name(program: str) -> bool:
+    """Whether a program may be one of these by its name."""
+    return program.startswith(_BEGINNINGS) or (program.startswith(_SHIMS) and "kata" in program)
 
 
 def _program(beginning: bytes) -> str:
@@ -292,8 +299,9 @@ def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: Sandbo
 
 def evidence_strength(proc: Procfs, pid: int, sandbox: SandboxId, rivals: Collection[int]) -> tuple[bool, ...]:
     """Return the evidence that a process is a sandbox's VMM, as a tuple to compare with those of its rivals; the
-    strongest evidence comes first: none of the rivals forked it, the sandbox's shim started it, its cgroup is named
-    after the sandbox (virtcontainers/sandbox.go: createResourceController), it has a network namespace of its own."""
+    strongest evidence comes first: its program has a VMM's name, it has KVM open (neither holds for the interpreter of
+    a script that runs the VMM), none of the rivals forked it, the sandbox's shim started it, its cgroup is named after
+    the sandbox (virtcontainers/sandbox.go: createResourceController), it has a network namespace of its own."""
     stat = proc.stat(pid)
     parent = 0 if stat is None else stat.ppid
     try:
@@ -302,5 +310,6 @@ def evidence_strength(proc: Procfs, pid: int, sandbox: SandboxId, rivals: Collec
         cgroups = b""
     named = re.search(rb"[/_:-]" + re.escape(sandbox.encode()) + rb"(?:\.scope)?(?:/|$)", cgroups, re.MULTILINE)
     own, first = proc.network_namespace(pid), proc.network_namespace(1)
-    return (parent not in rivals, started_by_shim(proc, parent, proc.beginning(pid), sandbox), named is not None,
+    return (classify(proc.cmdline(pid)) is not None, has_kvm(proc, pid), parent not in rivals,
+            started_by_shim(proc, parent, proc.beginning(pid), sandbox), named is not None,
             bool(own and first and own != first))

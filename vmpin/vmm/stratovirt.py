@@ -6,7 +6,7 @@ from vmpin.vmm.vmm_type import VmmType
 STRATOVIRT = VmmType(
     name="stratovirt",
     kata_name="stratovirt",
-    program="stratovirt",
+    program=r"stratovirt(?:[-_.].*)?",
     beginnings=("stratovirt",),
     thread_names=QEMU.thread_names,
     channels=QEMU.channels,

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from vmpin.vmm.cloud_hypervisor import CLOUD_HYPERVISOR
 from vmpin.vmm.dragonball import DRAGONBALL
 from vmpin.vmm.firecracker import FIRECRACKER
+from vmpin.vmm.openvmm import OPENVMM
 from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.stratovirt import STRATOVIRT
 from vmpin.vmm.vmm_type import VmmType
@@ -16,6 +17,7 @@ VMMS = (
     FIRECRACKER,
     STRATOVIRT,
     DRAGONBALL,
+    OPENVMM,
 )
 
 #: The prefixes of the names of their programs.

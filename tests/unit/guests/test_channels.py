@@ -31,6 +31,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.vmm.cloud_hypervisor import CLOUD_HYPERVISOR
 from vmpin.vmm.dragonball import DRAGONBALL
 from vmpin.vmm.firecracker import FIRECRACKER
+from vmpin.vmm.openvmm import OPENVMM
 from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.stratovirt import STRATOVIRT
 from vmpin.vmm.virtual_machine import Process, Vm
@@ -200,7 +201,7 @@ def short() -> Iterator[Path]:
     (CLOUD_HYPERVISOR, "vc/vm/pod-a/clh.sock"), (CLOUD_HYPERVISOR, "kata/pod-a/ch-vm.sock"),
     (FIRECRACKER, "vc/firecracker/pod-a/root/kata.hvsock"), (FIRECRACKER, "vc/vm/pod-a/kata.hvsock"),
     (FIRECRACKER, "kata/pod-a/kata.hvsock"), (FIRECRACKER, "kata/firecracker/pod-a/root/kata.hvsock"),
-    (DRAGONBALL, "kata/pod-a/root/kata.hvsock"),
+    (DRAGONBALL, "kata/pod-a/root/kata.hvsock"), (OPENVMM, "kata/pod-a/vsock.sock"),
 ])
 def test_katas_vmms_listen_at_katas_paths(vmm_type: VmmType, path: str, short: Path) -> None:
     place = short / path
@@ -220,6 +221,7 @@ def test_katas_vmms_listen_at_katas_paths(vmm_type: VmmType, path: str, short: P
     (CLOUD_HYPERVISOR, ["cloud-hypervisor", "--api-socket", "{}/vm/other/clh-api.sock"], "vm/other/clh.sock"),
     (CLOUD_HYPERVISOR, ["cloud-hypervisor", "--api-socket", "path={}/u/ch-api.sock"], "u/ch-vm.sock"),
     (FIRECRACKER, ["firecracker", "--api-sock={}/pod/run/fc.sock"], "pod/kata.hvsock"),
+    (OPENVMM, ["openvmm", "--ttrpc", "{}/u/openvmm.sock"], "u/vsock.sock"),
 ])
 def test_a_vmm_listens_beside_its_api(vmm_type: VmmType, argv: list[str], path: str, tmp_path: Path) -> None:
     argv = [arg.format(tmp_path) for arg in argv]

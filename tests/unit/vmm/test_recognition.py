@@ -13,7 +13,7 @@ from trees import make_tree, stat_line
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu, stratovirt, vmms
+from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, openvmm, qemu, stratovirt, vmms
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.process_table import MAX_IMPOSTORS, ROUNDS
 from vmpin.vmm.recognition import (
@@ -67,7 +67,7 @@ def inventory(root: Path, claims: dict[SandboxId, VmmClaim] | None = None, round
 @pytest.mark.parametrize("program", [
     "/usr/libexec/qemu-kiwi", "/usr/bin/qemu-lite-system-x86_64", "/usr/bin/qemu-vanilla-system-x86_64",
     "/usr/bin/qemu-virtiofs-system-x86_64", "/opt/kata/bin/qemu-system-x86_64-snp-experimental", "qemu-kvm-9.1",
-    "/usr/bin/qemu-system-s390x", "/usr/bin/qemu-system-ppc64", "/usr/libexec/qemu-kvm", "kvm"])
+    "/usr/bin/qemu-system-s390x", "/usr/bin/qemu-system-ppc64", "/usr/libexec/qemu-kvm", "kvm", "/usr/bin/kvm-spice"])
 def test_qemu_has_many_names(program: str) -> None:
     assert classify([program, "-name", f"sandbox-{SID}"]) == VmmProcess(qemu.QEMU, SandboxId(SID))
 
@@ -83,6 +83,7 @@ def test_what_only_begins_like_qemu_is_none(program: str) -> None:
     (["vmm", "--api-socket", f"/run/kata/{SID}/ch-api.sock"],
      VmmProcess(cloud_hypervisor.CLOUD_HYPERVISOR, SandboxId(SID))),
     (["vmm", "--api-sock", f"/run/vc/vm/{SID}/root/fc.sock"], VmmProcess(firecracker.FIRECRACKER, SandboxId(SID))),
+    (["vmm", "--ttrpc", f"/run/kata/{SID}/openvmm.sock"], VmmProcess(openvmm.OPENVMM, SandboxId(SID))),
     (SERVER, HelperProcess(ThreadRole.VIRTIOFSD, SandboxId(SID))),
     (VIRTIOFSD, HelperProcess(ThreadRole.VIRTIOFSD, SandboxId(SID))),
     (["vmm", "-name", "guest=web"], None), (["vmm", "--api-socket", "/run/other.sock"], None), (["vmm"], None),
@@ -249,6 +250,16 @@ def test_two_vmms_with_equal_evidence_are_contested(tmp_path: Path, caplog: pyte
     assert (found.vms[SandboxId(SID)].vmm.pid, found.contested) == (200, {})
 
 
+@pytest.mark.parametrize("vmm", [QEMU, ODD])
+def test_a_script_that_runs_the_vmm_is_not_the_vmm(tmp_path: Path, vmm: list[str]) -> None:
+    """Kata's `path` may be a script that does not replace itself: its interpreter has the same arguments."""
+    process(tmp_path, 50, SHIM)
+    process(tmp_path, 100, ["/bin/bash", *vmm], parent=50, start=1)
+    process(tmp_path, 101, vmm, parent=100, start=2, fds=("anon_inode:kvm-vm",))
+    found = inventory(tmp_path)
+    assert (found.vms[SandboxId(SID)].vmm.pid, found.contested) == (101, {})
+
+
 def test_processes_without_katas_arguments_cost_their_beginning_alone(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node has thousands: neither their descriptors nor their whole command lines are read."""
@@ -309,6 +320,10 @@ VMMS = [
     ("/usr/bin/firecracker --id ../x --config-file /run/vc/vm/a1/fcConfig.json", FC, "a1"),
     ("/usr/bin/stratovirt -name sandbox -qmp unix:/run/vc/vm/a1/qmp.socket,server,nowait", STRATO, "a1"),
     ("/usr/bin/stratovirt", STRATO, None),
+    ("/usr/bin/stratovirt-2.4 -name sandbox -qmp unix:/run/vc/vm/a1/qmp.socket", STRATO, "a1"),
+    ("/firecracker --id=a1 --start-time-us=1", FC, "a1"),
+    (f"/opt/kata/bin/openvmm --ttrpc /run/kata/{SID}/openvmm.sock", openvmm.OPENVMM, SID),
+    ("openvmm-debug --ttrpc=/srv/x.sock", openvmm.OPENVMM, None),
 ]
 
 
@@ -341,6 +356,9 @@ HELPERS = [
     (f"/usr/local/bin/containerd-shim-kata-v2 -namespace k8s.io -address /run/c.sock -id {SID}",
      ThreadRole.SHIM, SID),
     ("/opt/kata/bin/containerd-shim-kata-qemu-v2 -id a1 -debug", ThreadRole.SHIM, "a1"),
+    ("/usr/bin/containerd-shim-my-kata-clh-v2 -namespace k8s.io -id=a1", ThreadRole.SHIM, "a1"),
+    ("containerd-shim-kata+nvidia-v2 --id=a1", ThreadRole.SHIM, "a1"),
+    ("/usr/local/bin/containerd-shim-kata2-v2 -id a1", ThreadRole.SHIM, "a1"),
     ("containerd-shim-kata-v2 -namespace k8s.io -id ../a1", ThreadRole.SHIM, None),
     ("containerd-shim-kata-v2 --version", ThreadRole.SHIM, None),
     ("containerd-shim-kata-v2 -debug -id start", ThreadRole.SHIM, "start"),
@@ -357,6 +375,7 @@ def test_helper_and_its_sandbox_are_read_from_the_command_line(
 
 @pytest.mark.parametrize("line", [
     "", "/usr/bin/containerd-shim-runc-v2 -id a1", "vi /run/vc/vm/a1/qmp.sock", "qemu-img create x",
+    "/usr/bin/containerd-shim-runsc-v1 -id a1", "containerd-shim-katalog-v1 -id a1",
     "firecracker-containerd --config x", "firecracker-ctr", "grep qemu-system-x86_64", "sh -c qemu-system-x86_64",
     "/lib64/ld-linux-x86-64.so.2 --library-path", "/lib64/ld-linux-x86-64.so.2 /bin/true", "virtiofsdump",
     f"/bin/containerd-shim-kata-v2 -namespace k8s.io -address /run/c.sock -publish-binary /bin/c -id {SID} start",

@@ -10,7 +10,7 @@ from vmm_trees import CPU0, CPU1, FUTEX, IO, PID, PPOLL, QEMU, RCU, UNNAMED, Fak
 
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
-from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu, stratovirt
+from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, openvmm, qemu, stratovirt
 from vmpin.vmm.qmp import read_answer
 from vmpin.vmm.threads import Identified, wants_qmp
 from vmpin.vmm.virtual_machine import QmpAnswer
@@ -41,6 +41,8 @@ NAMES = [
     (firecracker.FIRECRACKER, "fc_api", ThreadRole.EMULATOR, None),
     (dragonball.DRAGONBALL, "db_vcpu3", ThreadRole.VCPU, 3),
     (dragonball.DRAGONBALL, "tokio-runtime-w", ThreadRole.EMULATOR, None),
+    (openvmm.OPENVMM, "vp-12", ThreadRole.VCPU, 12),
+    (openvmm.OPENVMM, "vp-x", ThreadRole.EMULATOR, None),
 ]
 
 
