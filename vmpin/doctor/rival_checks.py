@@ -4,10 +4,9 @@ Pure."""
 
 from __future__ import annotations
 
-import re
-
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
-from vmpin.domain.facts import ALLOCATORS, FoundSetting, NodeFacts
+from vmpin.domain.facts import ALLOCATORS, NodeFacts
+from vmpin.domain.tuned_movers import mask_options, movers
 
 #: By kind of daemon: its effect on masks, and the remedy. tuned has a check of its own.
 PINNERS = {
@@ -51,35 +50,34 @@ def tuned(facts: NodeFacts) -> CheckResult:
     evidence += [f"{setting.file}: [scheduler] {key} = {setting.value}" for key, setting in active.scheduler.items()]
     if not running:
         return ok("tuned does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
+    if active.off:
+        return ok("tuned runs without a profile (`tuned-adm off`)", *evidence)
     if not active.profile:
         return unknown("tuned runs, and its profile is unknown", *evidence, remedy="tuned-adm active")
-    movers = [key for key in active.scheduler if key == "isolated_cores" or key.startswith("group.")]
-    if not movers and active.lost:
+    options, moving = mask_options(active), movers(active, _vmm_names(facts))
+    if not options and active.lost:
         return unknown(f"tuned runs with profile {active.profile}, and {several(active.lost)} cannot be read here: "
                        "whether it sets masks is unknown", *evidence, remedy="read the profile's tuned.conf "
                        "where tuned runs: isolated_cores and group.* under [scheduler] set masks")
-    if not movers:
+    if not options:
         return ok(f"tuned's profile {active.profile} sets no masks", *evidence)
-    if _spared(active.scheduler.get("ps_blacklist"), "qemu-system-x86_64"):
-        return ok(f"tuned's profile {active.profile} sets masks, but not those of VMMs (ps_blacklist)", *evidence)
+    if not moving:
+        return ok(f"tuned's profile {active.profile} sets masks, but not those of VMMs (ps_blacklist, ps_whitelist, "
+                  "or a group's pattern)", *evidence)
     if active.scheduler.get("cgroup_ps_blacklist"):
         return warn(f"tuned's profile {active.profile} sets masks; it excludes some cgroups, and the pattern decides "
                     "whether these are the VMs'", "make cgroup_ps_blacklist match the VMMs' cgroups, including "
                     "/kata_overhead", *evidence)
-    return bad(f"tuned's scheduler plugin also sets the masks of VMMs: profile {active.profile}, {several(movers)}",
-               "in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-system.*;.*cloud-hypervisor.*;"
-               ".*firecracker.*;.*virtiofsd.*;.*containerd-shim-kata.* (its default has only qemu-kvm)", *evidence)
+    return bad(f"tuned's scheduler plugin also sets the masks of VMMs: profile {active.profile}, {several(moving)}",
+               "in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-.*;.*cloud-hyperviso.*;"
+               ".*firecracker.*;.*openvmm.*;.*virtiofsd.*;.*nydusd.*;.*containerd-shim.* (tuned compares the first 15 "
+               "characters of a name; its default has only qemu-kvm)", *evidence)
 
 
-def _spared(setting: FoundSetting | None, command: str) -> bool:
-    """Whether tuned leaves a command alone: patterns separated by semicolons (plugin_scheduler.py)."""
-    for pattern in re.split(r"(?<!\\);", "" if setting is None else str(setting.value)):
-        try:
-            if pattern and re.search(pattern, command):
-                return True
-        except re.error:
-            continue
-    return False
+def _vmm_names(facts: NodeFacts) -> set[str]:
+    """The names of the main threads of the node's VMMs, by the status."""
+    return {thread["name"] for sandbox in facts.sandboxes if (vmm := sandbox.get("vmm")) is not None
+            for thread in sandbox["threads"] if thread["tid"] == vmm["pid"]}
 
 
 def pinners(facts: NodeFacts) -> CheckResult:

@@ -217,12 +217,14 @@ class OtherAllocator:
 @dataclass(frozen=True)
 class Tuned:
     """tuned's active profile with the files of included profiles, and the options of its scheduler plugin that concern
-    masks. `lost` are profiles that are missing or unreadable."""
+    masks, with variables expanded. `lost` are profiles that are missing or unreadable. `off`: no profile is active, as
+    after `tuned-adm off`."""
 
     profile: str = ""
     files: tuple[str, ...] = ()
     scheduler: Mapping[str, FoundSetting] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    off: bool = False
 
 
 @dataclass(frozen=True)

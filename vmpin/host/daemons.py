@@ -3,6 +3,7 @@ configuration of tuned. Read only."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from vmpin.domain.facts import Daemon, FoundSetting, Tuned
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, read_file
 
 #: The kind of daemon of each program (doctor.others).
 DAEMONS = {
@@ -32,6 +33,9 @@ _INTERPRETER = re.compile(r"python[0-9.]*")
 _PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/usr/lib/tuned")
 #: Options of tuned's scheduler plugin that concern masks, besides `group.NAME`.
 _MASKS = frozenset(("isolated_cores", "ps_blacklist", "cgroup_ps_blacklist", "ps_whitelist", "runtime"))
+#: A variable of tuned; and one set in a file that [variables] includes.
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_ASSIGNMENT = re.compile(r"^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*?)[ \t]*(?:#.*)?$", re.MULTILINE)
 #: Keys of a section of a tuned profile that are not options of its plugin; and the values that mean true.
 _OF_THE_UNIT, _YES = frozenset(("type", "enabled", "replace", "drop")), frozenset(("True", "true", "1"))
 
@@ -100,19 +104,58 @@ class _Unit(NamedTuple):
     options: Mapping[str, FoundSetting]
 
 
-def tuned(files: Files) -> Tuned:
+def tuned(files: Files, named: str = "") -> Tuned:
     """Read tuned's active profile, with the options of the scheduler plugin merged from it and the profiles that it
-    includes, as tuned merges them."""
+    includes, as tuned merges them. :param named: the profile on its command line, "" for none."""
     try:
-        active = (files.text("/etc/tuned/active_profile") or "").split()
+        text = named or files.text("/etc/tuned/active_profile")
     except SourceError:
-        active = []
-    profile, units = Tuned(" ".join(active)), dict[str, _Unit]()
+        text = None
+    active = (text or "").split()
+    profile, units = Tuned(" ".join(active), off=text is not None and not active), dict[str, _Unit]()
     for name in active:
         profile = _with_profile(files, name, profile, units)
+    variables = _variables(files, [unit for unit in units.values() if unit.type == "variables"])
     return replace(profile, scheduler={
-        key: setting for unit in units.values() if unit.type == "scheduler" and unit.enabled
+        key: replace(setting, value=_expanded(str(setting.value), variables))
+        for unit in units.values() if unit.type == "scheduler" and unit.enabled and _is_for_this_machine(unit)
         for key, setting in unit.options.items() if key in _MASKS or key.startswith("group.")})
+
+
+def _variables(files: Files, units: Iterable[_Unit]) -> dict[str, str]:
+    """The variables of [variables] and of the file that it includes, in order: a value may have earlier variables
+    (tuned/profiles: variables.py)."""
+    variables: dict[str, str] = {}
+    for key, setting in (item for unit in units for item in unit.options.items()):
+        value = _expanded(str(setting.value), variables)
+        if key != "include":
+            variables[key] = value
+            continue
+        try:
+            lines = _ASSIGNMENT.findall(files.text(value) or "")
+        except SourceError:
+            continue
+        for name, text in lines:
+            variables[name] = _expanded(text.strip("\"'"), variables)
+    return variables
+
+
+def _expanded(value: str, variables: Mapping[str, str]) -> str:
+    """Replace variables; undefined ones, and functions (`${f:NAME:…}`), are kept."""
+    return _VARIABLE.sub(lambda match: variables.get(match[1], match[0]), value)
+
+
+def _is_for_this_machine(unit: _Unit) -> bool:
+    """Whether the conditions of a section hold (tuned/units: manager.py)."""
+    cpus = (read_file("/proc/cpuinfo", 1 << 20) or b"").decode("utf-8", "replace")
+    for key, text in (("uname_regex", " ".join(os.uname())), ("cpuinfo_regex", cpus)):
+        pattern = unit.options.get(key)
+        try:
+            if pattern is not None and not re.search(str(pattern.value), text, re.MULTILINE):
+                return False
+        except re.error:
+            continue
+    return True
 
 
 def _with_profile(files: Files, name: str, merged: Tuned, units: dict[str, _Unit]) -> Tuned:

@@ -79,9 +79,9 @@ def _launcher(proc: Procfs, pid: int) -> str | None:
 
 
 def scheduler_profile(root: str | Path) -> str | None:
-    """tuned's active profile if it, or an included one, sets masks (scheduler plugin); otherwise None."""
-    from vmpin.host import daemons, files  # rarely needed: keeps the watcher's memory small
+    """tuned's active profile if it, or an included one, sets VMMs' masks (scheduler plugin); otherwise None."""
+    from vmpin.domain.tuned_movers import movers  # rarely needed: keeps the watcher's memory small
+    from vmpin.host import daemons, files
 
     tuned = daemons.tuned(files.Files(root))
-    movers = [key for key in tuned.scheduler if key == "isolated_cores" or key.startswith("group.")]
-    return tuned.profile if movers else None
+    return tuned.profile if movers(tuned) else None

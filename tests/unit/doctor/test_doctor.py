@@ -92,7 +92,7 @@ def test_katas_pinning_names_the_file_the_handler_and_who_may_switch_it_on() -> 
 
 @pytest.mark.parametrize(("scheduler", "level"), [
     ({"isolated_cores": "2-3"}, "bad"),
-    ({"group.ksoftirqd": "0:f:2:*"}, "bad"),
+    ({"group.ksoftirqd": "0:f:2:*:^ksoftirqd"}, "ok"), ({"group.vm": "0:f:2:1:qemu"}, "bad"),
     ({"isolated_cores": "2-3", "ps_blacklist": ".*pmd.*;.*qemu-kvm.*"}, "bad"),
     ({"isolated_cores": "2-3", "ps_blacklist": ".*pmd.*;.*qemu-system.*"}, "ok"),
     ({"isolated_cores": "2-3", "ps_blacklist": "(;.*qemu.*"}, "ok"),  # one pattern is none
@@ -187,3 +187,17 @@ def test_the_text_ends_with_what_is_bad_and_the_numbers() -> None:
 
 def test_a_guest_that_is_waited_for_is_called_as_its_session_calls_it() -> None:
     assert WAITING == words.WAITING
+
+
+@pytest.mark.parametrize(("name", "level"), [("qemu-kvm", "ok"), ("qemu-system-x86", "bad")])
+def test_tuned_is_judged_by_the_names_of_the_vmms_that_run(name: str, level: str) -> None:
+    """RHEL's is qemu-kvm, which tuned's own profiles leave alone."""
+    sandbox = {"id": "a", "vmm": {"type": "qemu", "pid": 7}, "threads": [
+        {"tid": 7, "name": name}, {"tid": 8, "name": "CPU 0/KVM"}]}
+    found = facts(daemons=(Daemon("tuned", "tuned", 4),), status={"sandboxes": [sandbox]}, tuned=Tuned(
+        "p", (), {"isolated_cores": FoundSetting("1", "/t"), "ps_blacklist": FoundSetting(".*qemu-kvm.*", "/t")}))
+    assert verdict("tuned", found).level == level
+
+
+def test_tuned_without_a_profile_is_right() -> None:
+    assert verdict("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned(off=True))).level == "ok"

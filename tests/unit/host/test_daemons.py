@@ -150,6 +150,46 @@ def test_a_profile_of_tuned_may_include_the_one_of_its_name_that_it_hides(tmp_pa
     assert found.scheduler == {"isolated_cores": FoundSetting("1", "/usr/lib/tuned/partitioning/tuned.conf")}
 
 
+#: [variables] of the profile and its included one, and the CPUs that are isolated by them.
+VARIABLES = [
+    ("", "1", "1"), ("x=2", "${x}", "2"), ("x=", "${x}", ""), ("y=3", "${x}", "${x}"),
+    ("include=/etc/tuned/v.conf", "${x}", "4-5"), ("include=/etc/tuned/v.conf\\nx=6", "${x}", "6"),
+    ("include=/etc/tuned/gone.conf", "${x}", "${x}"), ("x=7\\ny=${x},8", "${y}", "7,8"),
+    ("x=1", "${f:cpulist_present:${x}}", "${f:cpulist_present:1}"),
+]
+
+
+@pytest.mark.parametrize(("variables", "cores", "expanded"), VARIABLES)
+@pytest.mark.parametrize("below", [True, False])
+def test_variables_of_a_profile_are_expanded(
+        tmp_path: Path, variables: str, cores: str, expanded: str, below: bool) -> None:
+    own, base = ("", variables) if below else (variables, "")
+    found = daemons.tuned(Files(make_tree(tmp_path, f"""
+        etc/tuned/active_profile = mine
+        etc/tuned/v.conf = # why\\nx=4-5\\n
+        etc/tuned/mine/tuned.conf = [main]\\ninclude=base\\n[variables]\\n{own}
+        usr/lib/tuned/base/tuned.conf = [scheduler]\\nisolated_cores={cores}\\n[variables]\\n{base}
+    """)))
+    assert found.scheduler["isolated_cores"].value == expanded
+
+
+@pytest.mark.parametrize(("condition", "applies"), [
+    ("uname_regex=Linux", True), ("uname_regex=^NoSystem", False), ("cpuinfo_regex=.", True),
+    ("cpuinfo_regex=^no such line", False), ("uname_regex=(", True)])
+def test_a_section_for_another_machine_sets_nothing(tmp_path: Path, condition: str, applies: bool) -> None:
+    found = daemons.tuned(Files(make_tree(tmp_path, f"""
+        etc/tuned/active_profile = mine
+        etc/tuned/mine/tuned.conf = [scheduler]\\n{condition}\\nisolated_cores=1
+    """)))
+    assert bool(found.scheduler) is applies
+
+
+def test_tuned_with_an_empty_file_for_its_profile_is_switched_off(tmp_path: Path) -> None:
+    """As `tuned-adm off` leaves it; without the file it is unknown."""
+    assert daemons.tuned(Files(make_tree(tmp_path / "a", "etc/tuned/active_profile = \n"))).off
+    assert not daemons.tuned(Files(make_tree(tmp_path / "b", "etc/tuned/\n"))).off
+
+
 @pytest.mark.parametrize(("argv0", "kind"), [
     ("/dracpu", "dra-driver-cpu"), ("/katalyst/bin/katalyst-agent", "katalyst"), ("/koordlet", "koordinator"),
     ("/opt/nri/plugins/10-dracpu", "dra-driver-cpu"), ("/bin/nri-resource-policy-template", "nri-policy"),

@@ -1,0 +1,63 @@
+"""Which options of tuned's scheduler plugin set masks, and whether those of VMMs' threads. Pure.
+
+Source: tuned, plugins/plugin_scheduler.py. `isolated_cores` chooses a process by the name of its main thread, which
+the kernel cuts to 15 characters, and all its threads with it; `group.NAME` chooses by the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from vmpin.domain.facts import Tuned
+
+#: The main thread's name of Kata's usual VMM, for a node whose VMMs are unknown.
+USUAL = ("qemu-system-x86",)
+#: Command lines of VMMs, as Kata starts them.
+_COMMANDS = ("/opt/kata/bin/qemu-system-x86_64 -name sandbox-1,debug-threads=on", "/usr/libexec/qemu-kvm -name "
+             "sandbox-1", "/usr/bin/cloud-hypervisor --api-socket /run/vc/vm/1/clh-api.sock", "/firecracker --id 1")
+_VARIABLE = re.compile(r"\$\{\w+\}")
+
+
+def mask_options(tuned: Tuned) -> list[str]:
+    """The options that set masks of any threads: `isolated_cores` with CPUs (without a value, or with a variable that
+    is nowhere defined, it moves nothing), and groups with an affinity (PRIORITY:SCHEDULER:PRIORITY:AFFINITY:PATTERN,
+    where `*` changes none)."""
+    return [key for key, setting in tuned.scheduler.items() if _sets_masks(key, str(setting.value).strip())]
+
+
+def movers(tuned: Tuned, vmms: Collection[str] = ()) -> list[str]:
+    """The options that set masks of VMMs' threads. :param vmms: the names of the node's VMMs' main threads."""
+    spared = all(_spared(tuned, name) for name in vmms or USUAL)
+    return [key for key in mask_options(tuned)
+            if (not spared if key == "isolated_cores" else _matches_vmms(str(tuned.scheduler[key].value)))]
+
+
+def _sets_masks(key: str, value: str) -> bool:
+    if key == "isolated_cores":
+        return bool(value) and _VARIABLE.search(value) is None
+    fields = value.split(":", 4)
+    return key.startswith("group.") and len(fields) == 5 and fields[3] != "*"
+
+
+def _matches_vmms(group: str) -> bool:
+    pattern = group.split(":", 4)[4]
+    return any(_found(pattern, command) for command in _COMMANDS)
+
+
+def _spared(tuned: Tuned, name: str) -> bool:
+    """Whether tuned leaves alone a process whose main thread has this name."""
+    white, black = (tuned.scheduler.get(key) for key in ("ps_whitelist", "ps_blacklist"))
+    return (white is not None and not _listed(str(white.value), name)) or (
+        black is not None and _listed(str(black.value), name))
+
+
+def _listed(patterns: str, name: str) -> bool:
+    """Whether one of the patterns, separated by semicolons, is in a name."""
+    return any(pattern and _found(pattern, name) for pattern in re.split(r"(?<!\\);", patterns))
+
+
+def _found(pattern: str, text: str) -> bool:
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:
+        return False
