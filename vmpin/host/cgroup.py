@@ -7,7 +7,6 @@ import enum
 import errno
 import logging
 import os
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +21,6 @@ logger = logging.getLogger(__name__)
 _MOST_LOCATIONS = 4096
 #: Those of v1 that are used.
 _CONTROLLERS = "cpuset", "cpuacct", "memory", "hugetlb"
-_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def usage(path: str) -> int | None:
@@ -81,13 +79,14 @@ class _Mount(NamedTuple):
 
 
 class Cgroups:
-    """The cgroup hierarchies mounted at or below `root`; the mounts are read once."""
+    """The cgroup hierarchies mounted at or below `root`, and controllers of v1 that are only mounted elsewhere; the
+    mounts are read once."""
 
     def __init__(self, root: str | Path = "/sys/fs/cgroup", proc: Procfs | None = None) -> None:
         self.root = os.path.normpath(root)
         self.proc = proc or Procfs()
         #: By controller in v1; by cgroup2, version 2.
-        self._mounts = self._mounted() or self._by_files()
+        self._mounts = self._mounted()
         self._v1, self._v2 = self._mounts.get("cpuset"), self._mounts.get("cgroup2")
         #: By the content of a /proc/PID/cgroup, what `_located` made of it: a node has few different ones.
         self._locations: dict[bytes, tuple[Path, _Mount] | None] = {}
@@ -206,29 +205,24 @@ class Cgroups:
         """Read the mount table: the v1 hierarchies by controller (several may be of one hierarchy), and cgroup2; of
         several mounts of one hierarchy, the mount of its root. A v1 hierarchy is identified by the controllers in its
         mount options: its directory may have any name, and /proc/PID/cgroup lists the controllers in another order."""
-        mounts: dict[str, list[_Mount]] = {name: [] for name in (*_CONTROLLERS, "cgroup2")}
         try:
-            # Not read_file(): read(2) returns at most a page of this file, and a node's mounts take several.
-            table = Path(f"{self.proc.root}/self/mountinfo").read_bytes()
+            table = list(self.proc.mounts("self"))
         except OSError as err:
             logger.debug("no mount table: %s", err)
-            return {}
+            table = []
         # The mount table has real paths, and `root` may be a symbolic link.
         tops = {self.root.rstrip("/"), os.path.realpath(self.root).rstrip("/")}
-        for line in os.fsdecode(table).split("\n"):
-            before, _, after = line.partition(" - ")  # optional fields end there (proc_pid_mountinfo(5))
-            fields, kind = before.split(" "), after.split(" ")
-            if len(fields) < 6 or len(kind) < 3:
-                continue
-            options = kind[2].split(",")
-            mount = _Mount(_unescaped(fields[4]), _unescaped(fields[3]), "" if "noprefix" in options else "cpuset.")
-            if not any(mount.point == top or mount.point.startswith(f"{top}/") for top in tops):
-                continue
-            for name in {"cgroup": options, "cgroup2": ["cgroup2"]}.get(kind[0], ()):
-                if name in mounts:
-                    mounts[name].append(mount)
-        return {name: min(same, key=lambda mount: (len(mount.top), len(mount.point)))
-                for name, same in mounts.items() if same}
+        below, elsewhere = dict[str, _Mount](), dict[str, _Mount]()
+        for entry in sorted(table, key=lambda entry: (len(entry.top), len(entry.point))):
+            mount = _Mount(entry.point, entry.top, "" if "noprefix" in entry.options else "cpuset.")
+            inside = any(f"{entry.point}/".startswith(f"{top}/") for top in tops)
+            for name in {"cgroup": entry.options, "cgroup2": ("cgroup2",)}.get(entry.kind, ()):
+                if name in _CONTROLLERS or name == "cgroup2":
+                    (below if inside else elsewhere).setdefault(name, mount)
+        if not below and (by_files := self._by_files()):
+            return by_files
+        # Android and old distributions mount controllers of v1 in other places (/dev/cpuset, /cgroup/cpuset).
+        return {name: mount for name, mount in elsewhere.items() if name != "cgroup2"} | below
 
     def _by_files(self) -> dict[str, _Mount]:
         """Find the hierarchies by the files below `root`, for a host's /sys that is visible under another path."""
@@ -268,11 +262,6 @@ def _cut_after(cgroup: str, container: str) -> str:
         if before + container == part.removesuffix(".scope") and before[-1:] in ("", "-", ":"):
             return "/".join(parts[:at])
     return cgroup
-
-
-def _unescaped(field: str) -> str:
-    """A path of mountinfo: space, tab, newline and backslash are written `\\040` and so on."""
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
 
 
 def _list(path: str) -> CpuSet | None:

@@ -26,6 +26,7 @@ PF_USER_WORKER = 0x00004000
 _STATUS, _LONGEST_STATUS = 8192, 1 << 20
 #: Read sizes for a command line: enough to recognize the program (a path has at most 4096 bytes), and the maximum.
 BEGINNING, _LONGEST_CMDLINE = 4096, 131072
+_OCTAL = re.compile(r"\\([0-7]{3})")
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
@@ -48,6 +49,18 @@ class Stat(NamedTuple):
     @property
     def kernel_thread(self) -> bool:
         return bool(self.flags & PF_KTHREAD)
+
+
+class MountEntry(NamedTuple):
+    """A line of /proc/PID/mountinfo. `number` is the mount's own among all namespaces, `device` is major:minor, `top`
+    the part of the file system that is mounted at `point`."""
+
+    number: str
+    device: str
+    top: str
+    point: str
+    kind: str
+    options: tuple[str, ...]
 
 
 def split_stat(raw: bytes) -> tuple[bytes, list[bytes]] | None:
@@ -93,6 +106,11 @@ def seconds_since_boot(starttime: int) -> float:
 def age(starttime: int) -> float:
     """Seconds since a process's start time (clock ticks since boot), unaffected by steps of the wall clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - starttime / _TICKS_A_SECOND
+
+
+def _unescaped(field: str) -> str:
+    """A path of mountinfo: space, tab, newline and backslash are written `\\040` and so on."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
 
 
 def read_file(path: str, limit: int = 65536, within: int | None = None) -> bytes | None:
@@ -285,6 +303,16 @@ class Procfs:
             return os.readlink(f"{self.root}/{pid}/ns/net")
         except OSError:
             return ""
+
+    def mounts(self, pid: int | str) -> Iterator[MountEntry]:
+        """The mounts that a process sees, in the order of mounting. :raises OSError: they cannot be read."""
+        # Not read_file(): read(2) returns at most a page of this file, and a node's mounts take several.
+        for line in os.fsdecode(Path(f"{self.root}/{pid}/mountinfo").read_bytes()).split("\n"):
+            before, _, after = line.partition(" - ")  # optional fields end there (proc_pid_mountinfo(5))
+            fields, kind = before.split(" "), after.split(" ")
+            if len(fields) >= 6 and len(kind) >= 3:
+                yield MountEntry(fields[0], fields[2], _unescaped(fields[3]), _unescaped(fields[4]),
+                                 kind[0], tuple(kind[2].split(",")))
 
     def syscall(self, pid: int | str, tid: int | str) -> str:
         """/proc/PID/task/TID/syscall: `16 0x1c 0xae80 …`, `running`, or "" when gone or not readable."""

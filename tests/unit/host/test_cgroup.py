@@ -196,6 +196,20 @@ def test_the_mount_table_says_where_the_hierarchies_are(tmp_path: Path) -> None:
     assert found.cpuset_of(7) == CpusetCgroup(tmp_path / "cg/a b/pods", cpus("1"), cpus("1"))
 
 
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("point", ["dev/cpuset", "cgroup/cpuset"])
+def test_a_controller_of_v1_may_be_mounted_elsewhere(tmp_path: Path, point: str, unified: bool) -> None:
+    """As Android and old distributions do it; one below the usual directory comes first."""
+    mounts = (f"31 23 0:30 / {tmp_path}/{point} rw - cgroup none rw,cpuset,noprefix,release_agent=/sbin/agent\n"
+              + "39 31 0:36 / ROOT rw - cgroup2 cgroup2 rw\n" * unified)
+    found = cgroups(tmp_path, f"cg/\n{point}/pods/cpus = 2\n", "4:cpuset:/pods\n0::/x\n", mounts)
+    assert found.layout is (Layout.HYBRID if unified else Layout.V1)
+    assert found.cpuset_of(7) == CpusetCgroup(tmp_path / point / "pods", cpus("2"), cpus("2"))
+    found = cgroups(tmp_path, "cg/own/pods/cpuset.cpus = 3\n", "4:cpuset:/pods\n0::/x\n",
+                    f"{mounts}40 31 0:30 / ROOT/own rw - cgroup none rw,cpuset\n")
+    assert found.cpuset_path(7) == tmp_path / "cg/own/pods"
+
+
 def test_a_long_mount_table_is_read_to_its_end(tmp_path: Path) -> None:
     others = "".join(f"{n} 23 0:{n} / /var/lib/kubelet/pods/{n} rw - tmpfs tmpfs rw\n" for n in range(100, 5000))
     found = cgroups(tmp_path, "cg/\n", "0::/\n", others + MOUNTS)
