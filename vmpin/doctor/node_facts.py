@@ -29,6 +29,7 @@ from vmpin.domain.facts import (
     KubeletConfig,
     NodeFacts,
     Rights,
+    Tuned,
     WatcherFacts,
     kernel_parameters,
 )
@@ -38,6 +39,7 @@ from vmpin.feature import features
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
+from vmpin.host.mounts import own_files
 from vmpin.host.procfs import Procfs, age, linux, read_file
 from vmpin.host.sysfs import Sysfs
 from vmpin.runtime.engines import engines
@@ -46,7 +48,7 @@ from vmpin.runtime.kata_config import configurations
 from vmpin.runtime.kubelet import parse_checkpoint
 from vmpin.runtime.other_allocators import OtherAllocatorSearch
 from vmpin.sources import cri
-from vmpin.sources.kubelet_config import kubelet_config
+from vmpin.sources.kubelet_config import nodes_kubelet
 
 #: include/uapi/linux/capability.h; those that matter here.
 CAPABILITIES = {0: "CAP_CHOWN", 1: "CAP_DAC_OVERRIDE", 2: "CAP_DAC_READ_SEARCH", 12: "CAP_NET_ADMIN",
@@ -145,13 +147,13 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         rights=rights(proc, watcher.pid, "the watcher") if running else own, sees=_sees(proc, own),
         kernel=kernel(proc, str(config.paths.sys)), cpus=_cpus(Sysfs(config.paths.sys)),
         cgroups=str(Cgroups(config.paths.cgroup, proc).layout),
-        kubelet=_kubelet(files, programs, config.paths.kubelet), checkpoint=_checkpoint(config.paths.kubelet),
+        kubelet=_kubelet(proc, files, programs, config.paths.kubelet), checkpoint=_checkpoint(config.paths.kubelet),
         engines=runtimes, nri_socket=_socket(config.paths.nri),
         cri_sockets=tuple(map(str, cri.sockets(config.paths.cri))), hooks=hooks(files, runtimes),
         kata=configurations(files, runtimes), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
         allocators=OtherAllocatorSearch(proc, files, (config.paths.nri, *cri.sockets(config.paths.cri)),
                                         config.paths.kubelet).find(),
-        tuned=daemons.tuned(files), connector=_connector(watcher, own),
+        tuned=_tuned(proc, files, programs), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
         settings={key: as_written(entry["value"]) for key, entry in config.data().items()},
         of_features={feature.name: feature.facts(config, root) for feature in features() if feature.facts is not None})
@@ -207,14 +209,22 @@ def _cpus(sysfs: Sysfs) -> CpuFacts:
     return CpuFacts(topology.online, topology.present, topology.isolated, topology.nohz_full, topology.cores)
 
 
-def _kubelet(files: Files, programs: Sequence[daemons.Program], configured: Path) -> KubeletConfig:
+def _kubelet(proc: Procfs, files: Files, programs: Sequence[daemons.Program], configured: Path) -> KubeletConfig:
     """The kubelet's configuration, and whether paths.kubelet leads to its directory, by any link or mount."""
-    kubelet = kubelet_config(files, programs)
+    kubelet = nodes_kubelet(proc, files, programs)
     try:
         same = not kubelet.directory or os.path.samefile(files.host(kubelet.directory), configured)
     except OSError:
         same = False
     return replace(kubelet, reached=same)
+
+
+def _tuned(proc: Procfs, files: Files, programs: Iterable[daemons.Program]) -> Tuned:
+    """tuned's profile, in the files that tuned sees: it may run in a container (OpenShift's Node Tuning Operator)."""
+    running = next((program for program in programs if program.name == "tuned"), None)
+    if running is None:
+        return daemons.tuned(files)
+    return daemons.tuned(own_files(proc, running.pid, files), daemons.flag(running.argv, "profile", "p"))
 
 
 def _checkpoint(directory: Path) -> Checkpoint | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from vmpin.domain.facts import FoundSetting, KubeletConfig
 from vmpin.errors import ConfigError, SourceError
 from vmpin.host.daemons import Program, flag, programs
 from vmpin.host.files import Files
+from vmpin.host.mounts import own_files, path_on_node
 from vmpin.host.procfs import Procfs
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
@@ -43,14 +45,30 @@ _VARIABLE = re.compile(r"\$\{?(SNAP_DATA|SNAP_COMMON)\}?")
 def running_kubelet(proc: Procfs) -> dict[str, str]:
     """Read the keys that concern NUMA zones from the running kubelet's configuration. {} if no kubelet runs, or some
     of its files cannot be read. Reads the command line of every process: call it in a thread."""
-    kubelet = kubelet_config(Files(f"{proc.root}/1/root"), programs(proc, KUBELETS))
+    kubelet = nodes_kubelet(proc, Files(f"{proc.root}/1/root"), programs(proc, KUBELETS))
     readable = kubelet.pid is not None and not kubelet.trouble
     return {key: value for key in ZONE_KEYS if readable and (value := kubelet.text(key))}
 
 
+def nodes_kubelet(proc: Procfs, files: Files, programs: Sequence[Program]) -> KubeletConfig:
+    """Read `kubelet_config` where the kubelet sees its files, as it may run in a container of its own (Talos, RKE1);
+    its directory is the node's. :param files: the node's."""
+    program = _kubelet(programs)
+    if program is None:
+        return kubelet_config(files, programs)
+    kubelet = kubelet_config(own_files(proc, program.pid, files), programs)
+    return replace(kubelet, directory=kubelet.directory and path_on_node(proc, program.pid, kubelet.directory))
+
+
+def _kubelet(programs: Sequence[Program]) -> Program | None:
+    """The kubelet, or the program that contains it: RKE2 starts a kubelet by itself."""
+    return next((program for program in sorted(programs, key=lambda program: program.name != "kubelet")
+                 if program.name in KUBELETS), None)
+
+
 def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     """The configuration of the running kubelet; without one, of the files at the usual places."""
-    program = next((program for program in programs if program.name in KUBELETS), None)
+    program = _kubelet(programs)
     trouble: list[str] = []
     flags = kubelet_flags(files, program, trouble)
     settings: dict[str, FoundSetting] = {}

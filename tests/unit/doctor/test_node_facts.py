@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -142,6 +143,38 @@ def test_the_kubelets_directory_is_held_against_the_configured_one(
     (tmp_path / "kubelet").symlink_to(f"{tmp_path}{link}") if link else (tmp_path / "kubelet").mkdir()
     found = looked(config, tmp_path).kubelet
     assert (found.directory, found.reached) == (named, reached)
+
+
+def test_a_kubelet_in_a_container_is_read_where_it_runs(tmp_path: Path) -> None:
+    """Its files are those that it sees, its directory is the node's."""
+    config = made_up(tmp_path, """
+        proc/7/cmdline = /kubelet\\0--config=/etc/k.yaml\\0--root-dir=/host/kubelet\\0
+        sys/
+        proc/7/root/etc/k.yaml = kind: KubeletConfiguration\\ncpuManagerPolicy: static
+        etc/k.yaml = kind: KubeletConfiguration\\ncpuManagerPolicy: none
+        kubelet/
+        proc/1/mountinfo = 21 1 8:1 / / rw - ext4 /dev/sda1 rw
+        proc/7/mountinfo = 41 1 0:5 / / rw - overlay o rw\\n42 41 8:1 / /host rw - ext4 /dev/sda1 rw
+    """)
+    found = looked(config, tmp_path).kubelet
+    assert (found.directory, found.reached, found.text("cpuManagerPolicy")) == ("/kubelet", True, "static")
+
+
+def test_tuned_in_a_container_has_files_of_its_own(tmp_path: Path) -> None:
+    config = made_up(tmp_path, """
+        proc/7/cmdline = /usr/bin/python3\\0/usr/sbin/tuned\\0-l\\0
+        proc/8/cmdline = /usr/bin/python3\\0/usr/sbin/tuned\\0-p\\0other\\0
+        sys/
+        proc/1/mountinfo = 21 1 8:1 / / rw - ext4 /dev/sda1 rw
+        proc/7/mountinfo = 41 1 0:5 / / rw - overlay o rw
+        proc/7/root/etc/tuned/active_profile = inside
+        proc/7/root/etc/tuned/inside/tuned.conf = [scheduler]\\nisolated_cores=1
+        etc/tuned/active_profile = node
+        etc/tuned/other/tuned.conf = [scheduler]\\nisolated_cores=2
+    """)
+    assert looked(config, tmp_path).tuned.scheduler["isolated_cores"].value == "1"
+    shutil.rmtree(tmp_path / "proc/7")
+    assert looked(config, tmp_path).tuned.scheduler["isolated_cores"].value == "2"
 
 
 # Rights and kernel

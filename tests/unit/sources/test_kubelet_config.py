@@ -143,6 +143,14 @@ def test_a_kubelet_inside_a_distribution_is_read_as_that_starts_it(
     assert (made.directory, made.text("cpuManagerPolicy"), made.trouble) == (directory, policy, ())
 
 
+def test_the_kubelet_that_rke2_starts_counts_and_not_rke2(tmp_path: Path) -> None:
+    """pkg/executor/staticpod: it is a process of its own, with all of its flags."""
+    made = found(tmp_path, "etc/rancher/rke2/config.yaml = kubelet-arg: [cpu-manager-policy=none]\n",
+                 Program(5, "rke2", ["/usr/local/bin/rke2", "server"]),
+                 Program(9, "kubelet", ["kubelet", "--root-dir=/data", "--cpu-manager-policy=static"]))
+    assert (made.pid, made.directory, values(made)) == (9, "/data", {"cpuManagerPolicy": ("static", COMMAND_LINE)})
+
+
 K3S = Program(5, "k3s", ["/usr/local/bin/k3s server"])
 K3S_CONFIG, DROPINS = "/etc/rancher/k3s/config.yaml", "/etc/rancher/k3s/config.yaml.d"
 
