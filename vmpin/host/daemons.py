@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.domain.facts import Daemon, FoundSetting, Tuned
@@ -23,6 +24,9 @@ DAEMONS = {
     "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler"}
 #: Programs whose command-line flags name their configuration.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "podman")
+#: Variables that name a program's configuration (k3s: pkg/configfilearg, pkg/cli/cmds; cri-o: internal/criocli).
+_ENVIRONMENT = {"k3s": ("K3S_CONFIG_FILE", "K3S_DATA_DIR"), "rke2": ("RKE2_CONFIG_FILE", "RKE2_DATA_DIR"),
+                "crio": ("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR")}
 #: Daemons that often run in a container and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
 #: The index before the name of an NRI plugin that the runtime starts (NRI: plugin_path, /opt/nri/plugins).
@@ -41,9 +45,12 @@ _OF_THE_UNIT, _YES = frozenset(("type", "enabled", "replace", "drop")), frozense
 
 
 class Program(NamedTuple):
+    """`environment` has the variables among _ENVIRONMENT, of the programs that read them."""
+
     pid: int
     name: str
     argv: list[str]
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
@@ -57,8 +64,19 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
             argv = argv[0].split(" ")  # a program that sets its title has all of it in one argument
         name = next((word for word in _names(argv) if word in names), None)
         if name is not None and (name in _FROM_A_POD or not proc.nested(pid)):
-            running.append(Program(pid, name, argv))
+            running.append(Program(pid, name, argv, _environment(proc, pid) if name in _ENVIRONMENT else {}))
     return running
+
+
+def _environment(proc: Procfs, pid: int) -> dict[str, str]:
+    """The variables of a process that name its configuration. The others may be secrets."""
+    try:
+        raw = read_file(f"{proc.root}/{pid}/environ", 1 << 20) or b""
+    except OSError:
+        return {}
+    pairs = (part.partition("=")[::2] for part in raw.decode("utf-8", "replace").split("\0"))
+    names = [name for names in _ENVIRONMENT.values() for name in names]
+    return {name: value for name, value in pairs if value and name in names}
 
 
 def _names(argv: list[str]) -> Iterable[str]:

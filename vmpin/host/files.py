@@ -12,6 +12,7 @@ import fnmatch
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from vmpin.errors import SourceError
@@ -19,6 +20,7 @@ from vmpin.errors import SourceError
 #: No configuration that people or tools write is larger.
 MAX_BYTES = 1 << 20
 _MAX_LINKS = 40
+_DEEPEST = 5  #: Levels of directories.
 #: O_NONBLOCK: opening a FIFO does not wait for its other end.
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -147,6 +149,15 @@ class Files:
             return sorted(os.listdir(self.host(path)))
         except (OSError, ValueError):
             return []
+
+    def below(self, directory: str, depth: int = _DEEPEST) -> Iterator[str]:
+        """Yield the files in a directory and its subdirectories, in the order of their names."""
+        for name in self.names(directory):
+            path = f"{directory}/{name}"
+            if not os.path.isdir(self.host(path)):
+                yield path
+            elif depth:
+                yield from self.below(path, depth - 1)
 
     def glob(self, pattern: str) -> list[str]:
         """The files that match an absolute pattern, sorted. Symbolic links are resolved below the root."""

@@ -18,6 +18,7 @@ _CONTAINERD = tuple(dict.fromkeys(distribution.engine for distribution in DISTRI
                                   if distribution.engine != _CRIO))
 #: The section with the runtime handlers, in configuration version 3, 2 and 1.
 _CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
+_OWN_SECTIONS = (("untrusted", "untrusted_workload_runtime"), ("default", "default_runtime"))
 _NRI = "io.containerd.nri.v1.nri"
 #: The plugins that a runtime starts by default (NRI: pkg/adaptation/adaptation.go, DefaultPluginPath).
 _NRI_PLUGINS = "/opt/nri/plugins"
@@ -74,7 +75,7 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     if _NRI in strings(config.get("disabled_plugins")):
         on = False
     handlers = tuple(
-        _handler("containerd", name, _with_shim(files, table), loaded.origin.get(name, path),
+        _handler(files, "containerd", name, _with_shim(files, table), loaded.origin.get(name, path),
                  config_path=string(dig(table, "options", "ConfigPath")), kind=string(table.get("runtime_type")),
                  annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")))
         for name, table in _cri_handlers(config))
@@ -84,13 +85,19 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
 
 
 def _cri_handlers(config: Table) -> list[tuple[str, Table]]:
-    return [handler for plugin in _CRI
-            for handler in tables(dig(config, "plugins", plugin, "containerd", "runtimes"))]
+    """The handlers by name, with those in sections of their own (pkg/cri/config, ValidatePluginConfig; until 1.7)."""
+    sections = [dig(config, "plugins", plugin, "containerd") for plugin in _CRI]
+    own = [(name, table) for section in sections for name, key in _OWN_SECTIONS
+           if isinstance(table := dig(section, key), dict) and table.get("runtime_type")]
+    return [handler for section in sections for handler in tables(dig(section, "runtimes"))] + own
 
 
 def _with_shim(files: Files, table: Table) -> Table:
-    """Add to a handler's table the path of the shim that its type names (containerd: pkg/shim/util.go, BinaryName)."""
+    """Add to a handler's table the path of the shim that its type names (containerd: pkg/shim/util.go, BinaryName), or
+    is."""
     kind = string(table.get("runtime_type")).split(".")
+    if not string(table.get("runtime_path")) and kind[0].startswith("/"):
+        return {**table, "runtime_path": ".".join(kind)}
     if string(table.get("runtime_path")) or len(kind) < 2:
         return table
     name = f"containerd-shim-{kind[-2]}-{kind[-1]}"
@@ -134,23 +141,30 @@ class _Configuration:
 
 
 def _crio(files: Files, program: Program | None) -> Engine:
-    argv = [] if program is None else program.argv
-    directory = flag(argv, "config-dir", "d") or f"{_CRIO}.d"
+    argv, environment = ([], {}) if program is None else (program.argv, program.environment)
+    directory = flag(argv, "config-dir", "d") or environment.get("CONTAINER_CONFIG_DIR") or f"{_CRIO}.d"
     config: Table = {}
     loaded = _Configuration(files)
-    paths = (flag(argv, "config", "c") or _CRIO,
-             *(f"{directory}/{name}" for name in files.names(directory)))
+    paths = (flag(argv, "config", "c") or environment.get("CONTAINER_CONFIG") or _CRIO, *files.below(directory))
     for path, table in loaded.load(paths):
         loaded.origin |= {name: path for name, _ in tables(dig(table, "crio", "runtime", "runtimes"))}
         config = merge(config, table)
-    handlers = tuple(_handler("crio", name, table, loaded.origin[name],
-                              config_path=string(table.get("runtime_config_path")),
-                              kind=string(table.get("runtime_type")), annotations=None, base_spec="")
-                     for name, table in tables(dig(config, "crio", "runtime", "runtimes")))
+        for key in ("runtimes", "workloads"):  # of a map each value is replaced as a whole (BurntSushi/toml: unifyMap)
+            for name, value in tables(dig(table, "crio", "runtime", key)):
+                config["crio"]["runtime"][key][name] = value
+    runtime = dig(config, "crio", "runtime")
+    default = dig(runtime, "runtimes", string(dig(runtime, "default_runtime")))
+    handlers = []
+    for name, table in tables(dig(runtime, "runtimes")):
+        if table.get("inherit_default_runtime") is True and isinstance(default, dict):  # CRI-O: ValidateRuntimes
+            table = default
+        handlers.append(_handler(files, "crio", name, table, loaded.origin[name],
+                                 config_path=string(table.get("runtime_config_path")),
+                                 kind=string(table.get("runtime_type")), annotations=None, base_spec=""))
     hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(config, "crio", "nri", "enable_nri")), string(dig(config, "crio", "nri", "nri_listen")),
-                  handlers, string(dig(config, "crio", "nri", "nri_plugin_dir")) or _NRI_PLUGINS,
+                  tuple(handlers), string(dig(config, "crio", "nri", "nri_plugin_dir")) or _NRI_PLUGINS,
                   {name: string(dig(table, "resources", "cpuset"))
                    for name, table in tables(dig(config, "crio", "runtime", "workloads"))},
                   hooks_dirs=hooks, trouble=tuple(loaded.trouble))
@@ -166,9 +180,10 @@ def _podman(files: Files) -> Engine:
     return Engine("podman", files=tuple(loaded.read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(loaded.trouble))
 
 
-def _handler(engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,
+def _handler(files: Files, engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,
              annotations: tuple[str, ...] | None, base_spec: str) -> Handler:
-    """Make a handler. It is Kata's by its shim or type, because it may have any name."""
+    """Make a handler. It is Kata's by its shim, which may be a link, or its type, because it may have any name."""
     program = string(table.get("runtime_path"))
-    kata = ".kata" in kind or "kata" in program.rpartition("/")[2] or (not kind and name.startswith("kata"))
+    shims = [path.rpartition("/")[2] for path in (program, files.real(program))] if program else []
+    kata = ".kata" in kind or any("kata" in shim for shim in shims) or (not kind and name.startswith("kata"))
     return Handler(name, engine, kata, file, program, config_path, annotations, base_spec)

@@ -31,8 +31,6 @@ KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": 
         "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
         "memory-manager-policy": "memoryManagerPolicy"}
 _KIND = "KubeletConfiguration"
-#: Drop-in directories are read recursively (cmd/kubelet/app/server.go, mergeKubeletConfigurations), to this depth.
-_DEEPEST = 5
 ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
 COMMAND_LINE = "the command line"
 _RANCHER = ("k3s", "rke2")
@@ -96,17 +94,8 @@ def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag], 
     directories = [directory] if directory else [path for distribution in usual for path in distribution.dropins]
     if not directory and program is not None and program.name in _RANCHER:
         directories = [f"{_data_directory(files, program.name, program.argv[1:], trouble)}/agent/etc/kubelet.conf.d"]
-    return [*paths, *(path for directory in directories for path in _dropins(files, directory))]
-
-
-def _dropins(files: Files, directory: str, depth: int = 0) -> Iterable[str]:
-    """The drop-ins in a directory and its subdirectories, in the order of their paths."""
-    for name in files.names(directory):
-        path = f"{directory}/{name}"
-        if depth < _DEEPEST and files.names(path):
-            yield from _dropins(files, path, depth + 1)
-        elif name.endswith(".conf"):
-            yield path
+    # Recursively (cmd/kubelet/app/server.go, mergeKubeletConfigurations).
+    return [*paths, *(path for directory in directories for path in files.below(directory) if path.endswith(".conf"))]
 
 
 def _patched(settings: Mapping[str, FoundSetting], patch: Mapping[str, object],

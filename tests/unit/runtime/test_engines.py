@@ -93,6 +93,58 @@ def test_crio_is_read_with_its_drop_ins(tmp_path: Path) -> None:
     assert (made.pid, made.nri, made.nri_socket, made.hooks_dirs) == (4, True, "/n.sock", ("/etc/h",))
 
 
+def test_a_drop_in_of_crio_replaces_a_handler_as_a_whole(tmp_path: Path) -> None:
+    """So does BurntSushi/toml with the values of a map, whose other keys stay; the files of subdirectories count."""
+    made = found(tmp_path, """
+        etc/crio/crio.conf = [crio.runtime]\\nhooks_dir = ["/h"]\\n[crio.runtime.runtimes.kata]\\n\
+runtime_path = "/opt/containerd-shim-kata-v2"\\nruntime_type = "vm"\\nruntime_config_path = "/opt/k.toml"\\n\
+[crio.runtime.runtimes.runc]\\nruntime_path = "/usr/bin/runc"\\n\
+[crio.runtime.workloads.mgmt]\\nactivation_annotation = "x"\\n[crio.runtime.workloads.mgmt.resources]\\ncpuset = "0-1"
+        etc/crio/crio.conf.d/50/x.conf = [crio.runtime.runtimes.kata]\\n\
+runtime_path = "/usr/bin/containerd-shim-kata-v2"
+        etc/crio/crio.conf.d/99-x = [crio.runtime.workloads.mgmt]\\nactivation_annotation = "x"
+    """)["crio"]
+    assert [(handler.name, handler.runtime_path, handler.config_path) for handler in made.handlers] == [
+        ("kata", "/usr/bin/containerd-shim-kata-v2", ""), ("runc", "/usr/bin/runc", "")]
+    assert made.handlers[0].file == "/etc/crio/crio.conf.d/50/x.conf"
+    assert (made.workloads, made.hooks_dirs, made.trouble) == ({"mgmt": ""}, ("/h",), ())
+
+
+def test_a_handler_of_crio_may_inherit_the_default_runtime(tmp_path: Path) -> None:
+    made = found(tmp_path, """
+        etc/crio/crio.conf = [crio.runtime]\\ndefault_runtime = "kata"\\n[crio.runtime.runtimes.kata]\\n\
+runtime_path = "/opt/containerd-shim-kata-v2"\\nruntime_type = "vm"\\nruntime_config_path = "/opt/k.toml"\\n\
+[crio.runtime.runtimes.vip]\\ninherit_default_runtime = true\\nruntime_path = "/x"
+    """)["crio"]
+    assert [(handler.name, handler.kata, handler.config_path) for handler in made.handlers] == [
+        ("kata", True, "/opt/k.toml"), ("vip", True, "/opt/k.toml")]
+
+
+@pytest.mark.parametrize("program", [
+    Program(4, "crio", ["crio"], {"CONTAINER_CONFIG": "/srv/c.conf", "CONTAINER_CONFIG_DIR": "/srv/c.d"}),
+    Program(4, "crio", ["crio", "--config=/srv/c.conf", "-d", "/srv/c.d"], {"CONTAINER_CONFIG": "/gone"})])
+def test_crios_environment_names_its_files_where_no_flag_does(tmp_path: Path, program: Program) -> None:
+    made = found(tmp_path, "etc/crio/crio.conf = x = 1\netc/crio/crio.conf.d/a = x = 1\nsrv/c.conf = x = 1\n"
+                 "srv/c.d/b = x = 1\n", program)["crio"]
+    assert made.files == ("/srv/c.conf", "/srv/c.d/b")
+
+
+@pytest.mark.parametrize(("text", "handlers"), [
+    ('runtimes.vip]\\nruntime_type = "/opt/kata/bin/containerd-shim-kata-v2"',
+     [("vip", "/opt/kata/bin/containerd-shim-kata-v2", True)]),
+    ('untrusted_workload_runtime]\\nruntime_type = "io.containerd.kata.v2"', [("untrusted", "", True)]),
+    ('default_runtime]\\nruntime_type = "io.containerd.kata-clh.v2"', [("default", "", True)]),
+    ('untrusted_workload_runtime]\\nruntime_type = ""', []),
+    ('runtimes.vip]\\nruntime_type = "io.containerd.vip.v2"', [("vip", "/usr/bin/containerd-shim-vip-v2", True)])])
+def test_the_ways_to_name_a_runtime_of_containerd(
+        tmp_path: Path, text: str, handlers: list[tuple[str, str, bool]]) -> None:
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/containerd-shim-vip-v2").symlink_to("/opt/kata/bin/containerd-shim-kata-v2")
+    tree = f'opt/kata/bin/containerd-shim-kata-v2 = x\netc/containerd/config.toml = [plugins.cri.containerd.{text}\n'
+    made = found(tmp_path, tree)["containerd"]
+    assert [(handler.name, handler.runtime_path, handler.kata) for handler in made.handlers] == handlers
+
+
 def test_crio_reads_hooks_from_one_directory_unless_configured(tmp_path: Path) -> None:
     """1.37: pkg/config/config.go; a flag of its command line changes nothing."""
     made = found(tmp_path, "etc/crio/\n", Program(4, "crio", ["crio", "--hooks-dir", "/etc/containers/oci/hooks.d"]))
