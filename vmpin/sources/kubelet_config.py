@@ -4,7 +4,8 @@ Only keys that concern CPUs are kept: other parts of these files hold secrets.
 
 A kubelet by itself has its flags on the command line. k3s and RKE2 (pkg/configfilearg/parser.go,
 pkg/daemons/config/types.go, GetArgs) read `kubelet-arg` in config.yaml and its drop-ins, then on their own command
-line; in a drop-in `key` replaces earlier values, and `key+` adds to them. kubelite (MicroK8s) has a file of flags."""
+line, which a title replaces (`k3s server`), so that it is in their unit alone; in a drop-in `key` replaces earlier
+values, and `key+` adds to them. kubelite (MicroK8s) has a file of flags."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.config import yaml_file
@@ -23,6 +25,7 @@ from vmpin.host.daemons import Program, flag, programs
 from vmpin.host.files import Files
 from vmpin.host.mounts import own_files, path_on_node
 from vmpin.host.procfs import Procfs
+from vmpin.host.service_units import exec_start
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
 KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
@@ -91,11 +94,25 @@ def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag], 
     usual = () if named and program is not None else DISTRIBUTIONS if known is None else (known,)
     paths = [named] if named else [path for distribution in usual for path in distribution.configurations
                                    if files.exists(path)]
+    if program is not None and program.name in _RANCHER:
+        managed = f"{_data_directory(files, _service(files, program), trouble)}/agent/etc/kubelet.conf.d"
+        return _managed(files, managed, named, directory)
     directories = [directory] if directory else [path for distribution in usual for path in distribution.dropins]
-    if not directory and program is not None and program.name in _RANCHER:
-        directories = [f"{_data_directory(files, program.name, program.argv[1:], trouble)}/agent/etc/kubelet.conf.d"]
     # Recursively (cmd/kubelet/app/server.go, mergeKubeletConfigurations).
     return [*paths, *(path for directory in directories for path in files.below(directory) if path.endswith(".conf"))]
+
+
+def _managed(files: Files, managed: str, named: str, directory: str) -> list[str]:
+    """The drop-ins of k3s and RKE2, which copy the file and the directory that are named to the kubelet among them
+    (pkg/daemons/agent/agent.go, extractConfigArgs)."""
+    places = {path: path for path in files.below(managed) if path.endswith(".conf")}
+    if named and not named.startswith(managed):
+        places.setdefault(f"{managed}/10-cli-config.conf", named)
+    if directory and not directory.startswith(managed):
+        for path in files.below(directory):
+            if path.endswith(".conf"):
+                places.setdefault(f"{managed}/20-cli-config-dir{path.removeprefix(directory)}", path)
+    return [places[place] for place in sorted(places)]
 
 
 def _patched(settings: Mapping[str, FoundSetting], patch: Mapping[str, object],
@@ -127,8 +144,10 @@ def _from_flags(same_name: Sequence[KubeletFlag]) -> FoundSetting:
 
 
 def _with_texts(value: object) -> object:
-    """A map with its values as texts; any other value unchanged."""
-    return {str(key): _text(item) for key, item in value.items()} if isinstance(value, dict) else value
+    """A map with its values as texts, without nulls; any other value unchanged."""
+    if not isinstance(value, dict):
+        return value
+    return {str(key): _text(item) for key, item in value.items() if item is not None}
 
 
 def _options(text: str) -> dict[str, str]:
@@ -151,18 +170,41 @@ def kubelet_flags(files: Files, program: Program | None, trouble: list[str]) -> 
     """The flags of a running kubelet, or of the program that contains it; without one, those in the configuration of
     k3s and RKE2. Appends files that cannot be read to `trouble`."""
     if program is None:
-        return [flag for name in _RANCHER for flag in _rancher(files, name, (), trouble)]
+        return [flag for name in _RANCHER for flag in _rancher(files, _Service(name), trouble)]
     if program.name in _RANCHER:
-        return _rancher(files, program.name, program.argv[1:], trouble)
+        return _rancher(files, _service(files, program), trouble)
     if program.name == "kubelite":
         return _kubelite(files, program.argv, trouble)
     return list(_split(program.argv[1:], COMMAND_LINE)) if program.name == "kubelet" else []
 
 
-def _data_directory(files: Files, name: str, argv: Sequence[str], trouble: list[str]) -> str:
+class _Service(NamedTuple):
+    """How k3s or RKE2 was started. `where` is the source of `argv`."""
+
+    name: str
+    argv: Sequence[str] = ()
+    where: str = COMMAND_LINE
+    environment: Mapping[str, str] = MappingProxyType({})
+
+    def variable(self, name: str) -> str:
+        return self.environment.get(f"{self.name.upper()}_{name}", "")
+
+
+def _service(files: Files, program: Program) -> _Service:
+    """The service, with its arguments from its unit where it shows no flags itself."""
+    argv = " ".join(program.argv).split()[1:2] if len(program.argv) < 3 else program.argv[1:]
+    if not any(arg.startswith("-") for arg in program.argv):
+        for path, words in exec_start(files, f"{program.name}*.service"):
+            if words[1:2] == argv[:1]:
+                return _Service(program.name, words[1:], path, program.environment)
+    return _Service(program.name, program.argv[1:], COMMAND_LINE, program.environment)
+
+
+def _data_directory(files: Files, service: _Service, trouble: list[str]) -> str:
     """The data directory of k3s or RKE2."""
-    values = [value for value, _ in _configured(files, name, argv, trouble).get("data-dir", [])]
-    return flag(argv, "data-dir", "d") or (values[-1] if values else f"/var/lib/rancher/{name}")
+    values = [value for value, _ in _configured(files, service, trouble).get("data-dir", [])]
+    return (flag(service.argv, "data-dir", "d") or "".join(values[-1:]) or service.variable("DATA_DIR")
+            or f"/var/lib/rancher/{service.name}")
 
 
 def _document(files: Files, path: str, trouble: list[str]) -> Mapping[str, object] | None:
@@ -188,10 +230,10 @@ def _split(argv: Sequence[str], where: str) -> Iterator[KubeletFlag]:
         yield KubeletFlag(name.replace("_", "-"), value, where)
 
 
-def _rancher(files: Files, name: str, argv: Sequence[str], trouble: list[str]) -> list[KubeletFlag]:
+def _rancher(files: Files, service: _Service, trouble: list[str]) -> list[KubeletFlag]:
     """The kubelet's flags of k3s or RKE2: those of its configuration, then those of its own command line."""
-    arguments = [*_configured(files, name, argv, trouble).get(_KUBELET_ARG, []),
-                 *((flag.value, COMMAND_LINE) for flag in _split(argv, COMMAND_LINE) if flag.name == _KUBELET_ARG)]
+    arguments = [*_configured(files, service, trouble).get(_KUBELET_ARG, []), *(
+        (flag.value, flag.where) for flag in _split(service.argv, service.where) if flag.name == _KUBELET_ARG)]
     flags: list[KubeletFlag] = []
     for argument, where in arguments:
         key, equals, value = argument.removeprefix("--").partition("=")
@@ -201,10 +243,10 @@ def _rancher(files: Files, name: str, argv: Sequence[str], trouble: list[str]) -
     return flags
 
 
-def _configured(files: Files, name: str, argv: Sequence[str],
-                trouble: list[str]) -> dict[str, list[tuple[str, str]]]:
+def _configured(files: Files, service: _Service, trouble: list[str]) -> dict[str, list[tuple[str, str]]]:
     """The values of each key in the configuration and its drop-ins, with their files."""
-    main = flag(argv, "config", "c") or f"/etc/rancher/{name}/config.yaml"
+    main = (service.variable("CONFIG_FILE") or flag(service.argv, "config", "c")
+            or f"/etc/rancher/{service.name}/config.yaml")
     dropins = [f"{main}.d/{file}" for file in files.names(f"{main}.d") if file.lower().endswith((".yaml", ".yml"))]
     configured: dict[str, list[tuple[str, str]]] = {}
     for path in (main, *dropins):

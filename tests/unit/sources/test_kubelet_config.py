@@ -202,6 +202,74 @@ def test_k3s_may_have_drop_ins_alone_or_another_configuration(tmp_path: Path) ->
     assert flags(tmp_path, tree, other) == [("b", "2", "/srv/own.yaml"), ("b", "3", COMMAND_LINE)]
 
 
+UNIT = r"""[Service]
+Environment=X=ExecStart=/bin/false
+ExecStartPre=/bin/true
+ExecStart=-/usr/local/bin/k3s \
+    server \
+    '--kubelet-arg=a=1' \
+    '--kubelet-arg' \
+    'b=2' "--data-dir" '/da ta'
+
+"""
+
+
+def unit(tmp_path: Path, path: str, text: str) -> None:
+    place = tmp_path / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+
+
+@pytest.mark.parametrize("argv", [["/usr/local/bin/k3s", "server"], ["/usr/local/bin/k3s server"]])
+def test_k3s_hides_its_arguments_and_its_unit_has_them(tmp_path: Path, argv: list[str]) -> None:
+    """Its title replaces them."""
+    unit(tmp_path, "etc/systemd/system/k3s-agent.service", "ExecStart=/usr/local/bin/k3s agent --kubelet-arg=c=3\n")
+    unit(tmp_path, "etc/systemd/system/k3s.service", UNIT)
+    where, tree = "/etc/systemd/system/k3s.service", "etc/\n"
+    program = Program(5, "k3s", argv)
+    assert flags(tmp_path, tree, program) == [("a", "1", where), ("b", "2", where)]
+    made = found(tmp_path, f"da ta/agent/etc/kubelet.conf.d/1.conf = {CONFIG}cpuManagerPolicy: static\n", program)
+    assert made.text("cpuManagerPolicy") == "static"
+    unit(tmp_path, "etc/systemd/system/k3s.service.d/x.conf", "ExecStart=\nExecStart=/usr/local/bin/k3s server "
+         "--kubelet-arg=d=4\n")
+    assert flags(tmp_path, tree, program) == [("d", "4", where)]
+    shown = Program(5, "k3s", ["k3s", "server", "--kubelet-arg=e=5"])
+    assert flags(tmp_path, tree, shown) == [("e", "5", COMMAND_LINE)]
+
+
+@pytest.mark.parametrize("text", ["", "ExecStart=", "ExecStart=\"k3s server", "ExecStart=/usr/bin/k3s etcd-snapshot"])
+def test_a_unit_without_the_service_says_nothing(tmp_path: Path, text: str) -> None:
+    unit(tmp_path, "usr/lib/systemd/system/k3s.service", text)
+    assert flags(tmp_path, "etc/\n", Program(5, "k3s", ["k3s server"])) == []
+
+
+def test_the_environment_of_k3s_names_its_configuration(tmp_path: Path) -> None:
+    program = Program(5, "rke2", ["rke2", "agent", "--config=/srv/other.yaml"], {
+        "RKE2_CONFIG_FILE": "/srv/own.yaml", "RKE2_DATA_DIR": "/data", "K3S_DATA_DIR": "/gone"})
+    tree = f"""
+        srv/own.yaml = kubelet-arg: [a=1]
+        srv/other.yaml = kubelet-arg: [a=2]
+        data/agent/etc/kubelet.conf.d/1.conf = {CONFIG}cpuManagerPolicy: static
+    """
+    assert flags(tmp_path, tree, program) == [("a", "1", "/srv/own.yaml")]
+    assert found(tmp_path, tree, program).text("cpuManagerPolicy") == "static"
+
+
+def test_k3s_merges_named_files_into_its_own_drop_ins(tmp_path: Path) -> None:
+    """A copy of them is at a fixed place among these."""
+    managed = "var/lib/rancher/k3s/agent/etc/kubelet.conf.d"
+    made = found(tmp_path, f"""
+        etc/rancher/k3s/config.yaml = kubelet-arg: [config=/etc/k.yaml, config-dir=/etc/k.d]
+        etc/k.yaml = {CONFIG}cpuManagerPolicy: static\\nreservedSystemCPUs: "0"\\ntopologyManagerScope: pod
+        etc/k.d/9.conf = {CONFIG}reservedSystemCPUs: "1"\\nmemoryManagerPolicy: Static
+        {managed}/00-k3s-defaults.conf = {CONFIG}cpuManagerPolicy: none
+        {managed}/50-own.conf = {CONFIG}memoryManagerPolicy: None
+    """, Program(5, "k3s", ["k3s", "server"]))
+    assert {key: value for key, (value, _) in values(made).items()} == {
+        "cpuManagerPolicy": "static", "reservedSystemCPUs": "1", "topologyManagerScope": "pod",
+        "memoryManagerPolicy": "None"}
+
+
 @pytest.mark.parametrize("named", ["/var/snap/microk8s/7180/args/kubelet", "/var/snap/microk8s/current/args/kubelet"])
 def test_kubelites_file_is_read_with_the_snaps_variables(tmp_path: Path, named: str) -> None:
     """A revision that has been removed is replaced by the current one."""
