@@ -72,11 +72,31 @@ class Sysfs:
     def set_apart(self, plugged: CpuSet) -> tuple[CpuSet, CpuSet]:
         """Return (isolated, nohz_full) among the plugged CPUs: three files, read at every resync. The file `isolated`
         has the kernel's isolcpus= option (drivers/base/cpu.c: print_cpus_isolated), which may include CPUs that the
-        machine does not have. Isolated cpuset partitions, which may be created at any time, are listed only in a file
-        of the root cgroup (kernel/cgroup/cpuset.c, since Linux 6.7)."""
+        machine does not have. Isolated cpuset partitions may be created at any time."""
         boot, full = (cpu_list(f"{self.cpu}/{name}") or EMPTY for name in ("isolated", "nohz_full"))
-        partitions = cpu_list(f"{self.root}/fs/cgroup/cpuset.cpus.isolated") or EMPTY
-        return (boot | partitions) & plugged, full & plugged
+        return (boot | self._partitions()) & plugged, full & plugged
+
+    def _partitions(self) -> CpuSet:
+        """The CPUs of isolated cpuset partitions: a file of the root cgroup lists them (kernel/cgroup/cpuset.c, since
+        Linux 6.7); before that, each partition's own files (since 6.1). Beside v1, version 2 is in `unified`."""
+        for root in (f"{self.root}/fs/cgroup", f"{self.root}/fs/cgroup/unified"):
+            if os.path.exists(f"{root}/cpuset.cpus.isolated"):
+                return cpu_list(f"{root}/cpuset.cpus.isolated") or EMPTY
+            if os.path.exists(f"{root}/cgroup.controllers"):
+                return self._isolated_below(root)
+        return EMPTY
+
+    def _isolated_below(self, parent: str) -> CpuSet:
+        """The CPUs of valid isolated partitions, whose parents are the root or partitions themselves."""
+        isolated = EMPTY
+        for cgroup in names_in(parent):
+            path = f"{parent}/{cgroup}"
+            kind = text_of(f"{path}/cpuset.cpus.partition")
+            if kind == "isolated":
+                isolated |= cpu_list(f"{path}/cpuset.cpus.effective") or EMPTY
+            if kind in ("isolated", "root"):
+                isolated |= self._isolated_below(path)
+        return isolated
 
     def _core(self, cpu: int) -> CpuSet:
         """A CPU's SMT siblings including itself; EMPTY for a CPU without topology, such as an offline one."""

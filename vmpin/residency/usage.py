@@ -13,8 +13,9 @@ from vmpin.cpuset import CpuSet
 #: A container's own cgroup as runtimes name it: cri-containerd-ID.scope, crio-ID, docker-ID, plain ID, and with
 #: systemd's names where systemd is not there kubepods-podX.slice:cri-containerd:ID.
 _CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
-#: The kubelet's cgroups hold pods and nothing else.
-_KUBEPODS = re.compile(r"kubepods(?:[-.].*)?")
+#: The kubelet's cgroups hold pods and nothing else; with a cgroup root (kind: kubelet-kubepods-….slice) its name is in
+#: front.
+_KUBEPODS = re.compile(r"(?:.*-)?kubepods(?:[-.].*)?")
 
 
 class SampledThread(NamedTuple):

@@ -50,6 +50,7 @@ def only(found: Judgement) -> Any:
     (f"{PODS}/cri-containerd-{A}.scope/init/deeper", A), (f"/sys/fs/cgroup/cpuset/docker/{A}", A),
     (f"/machine.slice/libpod-{A}.scope", A), (f"/sys/fs/cgroup/kubepods-pod1.slice:cri-containerd:{A}", A),
     (f"{PODS}/web", "web"), ("/sys/fs/cgroup/kubepods/burstable/pod1/web", "web"),
+    ("/sys/fs/cgroup/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1.slice/web", "web"),
     (f"/x/{A[:63]}", None), (f"/x/{A}0", None), ("/sys/fs/cgroup/notkubepods/web", None),
 ])
 def test_a_container_is_recognized_by_its_cgroup(cgroup: str, container: str | None) -> None:

@@ -168,6 +168,33 @@ def test_cpus_on_the_kernels_command_line_that_do_not_exist_are_left_out(tmp_pat
     assert (topology.isolated, topology.nohz_full, topology.all_cpus) == (cpus("2-3"), cpus("2-3"), cpus("0-3"))
 
 
+#: Isolated partitions: as Linux 6.7 lists them, in a hierarchy beside v1, and before 6.7, where each cgroup has its
+#: own kind; "root" partitions may have isolated ones below.
+PARTITIONS = [
+    ("fs/cgroup/cpuset.cpus.isolated = 2\nfs/cgroup/a/cpuset.cpus.partition = isolated\n", "2"),
+    ("fs/cgroup/unified/cpuset.cpus.isolated = 2-3\n", "2-3"),
+    ("""fs/cgroup/cgroup.controllers = cpuset
+        fs/cgroup/a/cpuset.cpus.partition = isolated
+        fs/cgroup/a/cpuset.cpus.effective = 1
+        fs/cgroup/b/cpuset.cpus.partition = root
+        fs/cgroup/b/cpuset.cpus.effective = 2-3
+        fs/cgroup/b/c/cpuset.cpus.partition = isolated
+        fs/cgroup/b/c/cpuset.cpus.effective = 3
+        fs/cgroup/d/cpuset.cpus.partition = isolated invalid (Parent is not a partition root)
+        fs/cgroup/d/cpuset.cpus.effective = 0-3
+        fs/cgroup/e/cpuset.cpus.partition = member
+        fs/cgroup/e/f/cpuset.cpus.partition = isolated invalid
+        fs/cgroup/e/f/cpuset.cpus.effective = 0""", "1,3"),
+    ("fs/cgroup/cpuset/cpuset.cpus = 0-3\n", ""),
+]
+
+
+@pytest.mark.parametrize(("tree", "isolated"), PARTITIONS)
+def test_isolated_partitions_count_on_every_kernel_that_has_them(tmp_path: Path, tree: str, isolated: str) -> None:
+    make_tree(tmp_path, f"devices/system/cpu/online = 0-3\n{tree}")
+    assert Sysfs(tmp_path).set_apart(CpuSet.parse("0-3"))[0] == CpuSet.parse(isolated)
+
+
 @pytest.mark.parametrize(("content", "why"), [
     ("", "names no CPU"),
     ("0-", "invalid CPU list '0-"),
