@@ -24,6 +24,8 @@ VERSION = 1
 #: A line, as texts with their styles.
 Line = Sequence[tuple[str, str]]
 
+#: No terminal is wider, but COLUMNS in the environment may have any number.
+_WIDEST = 10_000
 #: Between two columns, where there is room for it; else 1.
 GAPS = (2, 1)
 #: A name longer than this may be broken where there is no room for it; where that does not suffice, one longer than
@@ -110,7 +112,7 @@ def columns_of_terminal() -> int:
     if not sys.stdout.isatty():
         return 0
     import shutil
-    return shutil.get_terminal_size().columns
+    return min(shutil.get_terminal_size().columns, _WIDEST)
 
 
 def plain_lines(lines: Iterable[Line]) -> Iterator[str]:
@@ -144,7 +146,7 @@ def show_lines(lines: Iterable[Line], file: str | None) -> None:
 def width_of_page(file: str | None) -> int:
     """How wide lines may be: as the terminal; 110 columns in a file or a pipe."""
     import shutil
-    return 110 if file else shutil.get_terminal_size((110, 24)).columns
+    return 110 if file else min(shutil.get_terminal_size((110, 24)).columns, _WIDEST)
 
 
 def write_page(path: str, text: str, watch: float | None = None) -> None:
@@ -170,7 +172,7 @@ def print_markdown(text: str) -> None:
         return
     from rich.console import Console
     from rich.markdown import Markdown
-    Console().print(Markdown(text))
+    Console(width=columns_of_terminal()).print(Markdown(text))
 
 
 class Block(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from vmpin.cli.main import main
-from vmpin.cli.output import print_data
+from vmpin.cli.output import print_data, print_markdown, table
 from vmpin.cli.verbs import directory, new_file, node_root
 from vmpin.errors import UsageError
 
@@ -164,6 +164,16 @@ def test_data_has_no_character_that_steers_a_terminal(output: str, capsys: pytes
     assert printed.isascii()
     assert all(char.isprintable() or char == "\n" for char in printed)
     assert yaml.safe_load(printed)["name"] == name
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "x", "1", "9" * 20])
+def test_a_page_is_shown_whatever_the_environment_has_for_a_width(
+        columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_markdown("# A heading\n\ntext\n")
+    table(["A", "B"], [["a", "b"]])
+    assert "text" in "".join(capsys.readouterr().out.split())
 
 
 # Streams whose reader goes away
