@@ -6,11 +6,14 @@ from typing import Any
 
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of
+from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError, WatcherError, WatcherStopped
 from vmpin.status.pod_arguments import Meant, NamedSandbox, the_one_meant
 
 #: A running watcher answers in milliseconds; a stopped one never does.
 DEADLINE = 10.0
+#: Bytes: the status of a thousand sandboxes has some 3 MB.
+MAX_ANSWER = 256 << 20
 #: Seconds without an answer after which a client looks whether the watcher is stopped.
 _FIRST = 1.0
 
@@ -50,8 +53,12 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
                 connection.settimeout(max(deadline - _FIRST, 0.001))
                 parts = [connection.recv(1 << 20)]
             connection.settimeout(deadline)
+            size = len(parts[0])
             while parts[-1]:
                 parts.append(connection.recv(1 << 20))
+                size += len(parts[-1])
+                if size > MAX_ANSWER:
+                    raise WatcherError(f"{path}: the answer has more than {MAX_ANSWER >> 20} MiB", hint)
         except TimeoutError:
             raise WatcherError(f"{path}: the watcher does not answer within {deadline:.0f} s", hint) from None
         except OSError as err:
@@ -59,10 +66,21 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
     answer = b"".join(parts)
     if not answer:
         raise WatcherError(f"{path}: the watcher hung up without an answer", hint)
+    if not (answer.startswith(b"{") and answer.endswith(b"}\n")):  # it was killed meanwhile, or is another program
+        raise WatcherError(f"{path}: the answer is incomplete, or no watcher's: {answer[:40]!r}", hint)
     if answer.startswith(b'{"error":'):
-        refusal = json.loads(answer)
-        raise UsageError(str(refusal["error"]), str(refusal.get("hint", "")))
+        refusal = _parsed(answer, path)
+        raise UsageError(printable(refusal["error"]), printable(refusal.get("hint", "")))
     return answer
+
+
+def _parsed(answer: bytes, place: object) -> Document:
+    """An answer as data. :raises WatcherError: it is no JSON object, or an empty one."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(document := json.loads(answer), dict) and document:
+            return document
+    raise WatcherError(f"{place}: the answer is no watcher's: {answer[:40]!r}",
+                       "are vmpin and its watcher the same version?")
 
 
 def _check_running(config: Config, hint: str) -> None:
@@ -79,7 +97,7 @@ def _check_running(config: Config, hint: str) -> None:
 def ask(config: Config, request: Document, has_direct: bool = False) -> Document | None:
     """The watcher's answer, None if no watcher runs. :raises WatcherError, UsageError: as ask_raw."""
     raw = ask_raw(config, request, has_direct)
-    return None if raw is None else json.loads(raw)
+    return None if raw is None else _parsed(raw, config.paths.control_socket)
 
 
 def watcher_values(config: Config) -> Document:

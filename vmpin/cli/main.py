@@ -21,10 +21,14 @@ from vmpin.cli.verbs import (
     without_alias,
     without_seconds,
 )
+from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
 GONE = 141
+#: Verbs that run as services: an error of them that nobody foresaw is logged with its place.
+_SERVICES = ("watch", "reporter")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; :returns: its exit code."""
@@ -73,6 +77,13 @@ def _carry_out(arguments: Sequence[str]) -> int:
         if os.environ.get("VMPIN_DEBUG"):
             raise
         _complain(f"vmpin: {err}")
+        return 1
+    except Exception as err:
+        if os.environ.get("VMPIN_DEBUG") or named_verb(arguments) in _SERVICES:
+            raise
+        _complain(f"vmpin: unforeseen {type(err).__name__}: {printable(str(err)[:200])}",
+                  "  a mistake of vmpin's, or the answer of a watcher of another version; with VMPIN_DEBUG=1 in the "
+                  "environment it shows where")
         return 1
     return code
 

@@ -40,15 +40,19 @@ def logging_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def flags(tmp_path: Path) -> Iterator[list[str]]:
-    """Of a node whose watcher takes connections and hangs up."""
+def flags(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Of a node whose watcher takes connections and hangs up, without an answer or with the test's."""
     (tmp_path / "run").mkdir()
     paths = [f"--set=paths.{key}={tmp_path / key}" for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")]
+    answer: bytes = getattr(request, "param", b"")
 
     def hang_up() -> None:
         with contextlib.suppress(OSError):
             while True:
-                listener.accept()[0].close()
+                with listener.accept()[0] as client, contextlib.suppress(OSError):
+                    if answer:
+                        client.recv(65536)
+                        client.sendall(answer)
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "run" / "vmpin.sock"))
@@ -145,3 +149,57 @@ def test_what_only_the_watcher_knows_is_not_read_directly(flags: list[str],
                                                           capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flags, "verify", "--direct", "--since", "1h"]) == 2
     assert "--direct does not go with --since" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [
+    b"\0\x1b[2J", b"1\n", b"null\n", b"[]\n", b"refused: more than 7 bytes\n", b'{"version":1,"sandboxes":[{"id":"a',
+    b"{", b'{"error":}\n', b'{"error":"\xff"}\n', b'{"version":}\n', b'{"a":' * 50_000, b"{}\n",
+    b'{"version":"x","sandboxes":"abc","node":5,"sources":[]}\n'], indirect=True)
+@pytest.mark.parametrize("verb", [["status"], ["verify"], ["plan"], ["repin"]], ids=" ".join)
+def test_an_answer_that_is_none_is_one_error(flags: list[str], verb: list[str],
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    """As where the watcher is killed while it answers, or is of another version."""
+    assert main([*flags, *verb]) in (1, 3 if verb == ["verify"] else 1)
+    printed = capsys.readouterr()
+    assert printed.err.startswith("vmpin: ")
+    assert printed.err.count("\n") <= 2
+    assert all(char.isprintable() or char == "\n" for char in printed.out + printed.err)
+
+
+@pytest.mark.parametrize("flags", [b'{"version":1,"sandboxes":[{"id":"a'], indirect=True)
+def test_half_an_answer_is_not_passed_on(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*flags, "status", "-o", "json"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "the answer is incomplete, or no watcher's: b'{\"version\":1,\"sandboxes\":[{\"id\":\"a'" in printed.err
+
+
+def test_an_answer_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings.load(None, {}, {"paths.run": str(tmp_path)})
+    monkeypatch.setattr(control_client, "MAX_ANSWER", 3 << 20)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(config.paths.control_socket))
+        listener.listen(8)
+
+        def send() -> None:
+            with listener.accept()[0] as client, contextlib.suppress(OSError):
+                while True:
+                    client.sendall(b" " * 65536)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        with pytest.raises(WatcherError, match="the answer has more than 3 MiB"):
+            control_client.ask_raw(config, {"op": "about"})
+        thread.join()
+
+
+@pytest.mark.parametrize("flags", [b'{"sandboxes":"abc"}\n'], indirect=True)
+def test_what_was_not_foreseen_shows_its_place_where_that_is_asked_for(
+        flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([*flags, "status"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("vmpin: unforeseen AttributeError: ")
+    assert "VMPIN_DEBUG=1" in printed
+    monkeypatch.setenv("VMPIN_DEBUG", "1")
+    with pytest.raises(AttributeError):
+        main([*flags, "status"])
