@@ -8,6 +8,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -104,6 +106,29 @@ def test_a_vmm_that_is_killed_between_two_steps_affects_no_other(node: Node, cpu
         with Qemu(node.id("a"), vcpus=1) as again:
             node.wait_for_all(again.pid, second)  # its containers' bundles are there still
     assert "Traceback" not in node.log()
+
+
+@pytest.mark.parametrize("ended", ["before it set a mask", "after that"])
+def test_masks_from_before_are_known_unless_a_watcher_without_a_record_may_have_set_them(
+        node: Node, cpus: tuple[str, str], ended: str) -> None:
+    """A watcher that ends between its lock and its first record has set none."""
+    first, second = cpus
+    node.configure(node={"shared_pool": first})
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        for tid in vm.tids():
+            os.sched_setaffinity(tid, {int(second)})
+        subprocess.run([sys.executable, "-c", "import os, sys; from pathlib import Path; from vmpin.host import lock\n"
+                        "path = Path(sys.argv[1])\nlock.Lock(path).__enter__()\n"
+                        "if sys.argv[2] == 'after that': lock.note_use(path)\nos._exit(9)",
+                        str(node.run / "lock"), ended], check=False, timeout=PATIENCE)
+        node.start()
+        node.container(vm.sandbox, "web", second)
+        node.container(vm.sandbox, "logs", first)
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
+        node.kill()
+        assert node.cli("unpin", "--all").returncode == 0
+        assert set(by_tid(vm.pid).values()) == (
+            {frozenset({int(second)})} if ended == "before it set a mask" else {frozenset(os.sched_getaffinity(0))})
 
 
 def test_a_second_watcher_refuses(node: Node) -> None:

@@ -10,7 +10,10 @@ import os
 from pathlib import Path
 
 from vmpin.errors import LockHeldError, WatcherError
-from vmpin.host.files import open_regular
+from vmpin.host.files import open_regular, read_regular
+
+#: Below the pid, while the process and all before it have set no mask: it may be killed before that.
+_UNUSED = b"no mask set yet\n"
 
 
 class Lock:
@@ -19,7 +22,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
-        #: Whether another process held the lock earlier (its pid is in the file): it may have set masks.
+        #: Whether another process that held the lock may have set masks.
         self.used = False
 
     def __enter__(self) -> Lock:
@@ -43,19 +46,20 @@ class Lock:
         """Lock the file that is at the path now, creating it if necessary. On failure the old lock is kept.
         :raises LockHeldError: another process holds the lock. :raises WatcherError: it cannot be taken for another,
             possibly temporary reason (ENOSPC, EROFS, EMFILE)."""
-        before, self._fd = self._fd, self._taken()
+        before, self._fd = self._fd, self._taken(unused=b"")
         os.close(before)
 
-    def _taken(self) -> int:
-        """Lock the file at the path and write this process's pid. :returns: its descriptor. :raises: as `again`."""
+    def _taken(self, unused: bytes = _UNUSED) -> int:
+        """Lock the file at the path and write this process's pid. :returns: its descriptor. :raises: as `again`.
+        :param unused: written below it where no other process may have set masks."""
         fd = self._take()
         try:
             while not self._in_place(fd):
                 os.close(fd)  # its holder has removed the file meanwhile, so this lock is void
                 fd = self._take()
-            self.used = self.used or os.fstat(fd).st_size > 0
+            self.used = self.used or _shows_use(os.pread(fd, 64, 0))
             os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            os.pwrite(fd, b"%d\n" % os.getpid() + (b"" if self.used else unused), 0)
         except OSError as err:
             os.close(fd)  # otherwise this process would keep it locked
             raise self._error(err) from err
@@ -70,7 +74,7 @@ class Lock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            holder = os.pread(fd, 32, 0).partition(b"\n")[0].decode("ascii", "replace").strip()
             os.close(fd)
             if err.errno != errno.EWOULDBLOCK:
                 raise self._error(err) from err
@@ -93,9 +97,26 @@ class Lock:
         os.close(self._fd)
 
 
+def note_use(path: Path) -> None:
+    """Note in the lock's file that the process that holds it sets masks from now on. No error: the file may be gone,
+    and cutting it needs no space."""
+    with contextlib.suppress(OSError):
+        fd = open_regular(path, os.O_RDWR)
+        try:
+            os.ftruncate(fd, len(os.pread(fd, 64, 0).removesuffix(_UNUSED)))
+        finally:
+            os.close(fd)
+
+
+def _shows_use(content: bytes) -> bool:
+    """Whether a process that wrote this may have set masks."""
+    return bool(content) and not content.endswith(_UNUSED)
+
+
 def of_another(path: Path) -> bool:
-    """Whether another process held the lock last (by the pid in the file)."""
+    """Whether another process that held the lock may have set masks."""
     try:
-        return path.read_bytes().strip() not in (b"", b"%d" % os.getpid())
+        raw, _ = read_regular(path, 64)
     except OSError:
         return False
+    return _shows_use(raw) and raw.strip() != b"%d" % os.getpid()

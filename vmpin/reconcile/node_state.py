@@ -136,6 +136,7 @@ class NodeState:
         self.changed = self.kubelet != saved.kubelet
         #: Whether the state file lacks reports that the runtime's next list repeats.
         self.reports_changed = False
+        self._sets = False  #: Whether this process has set a mask.
         self.nri_input = NriInput(self.proc)
 
     @cached_property
@@ -439,6 +440,12 @@ class NodeState:
             if shorter is not state:
                 self.state = DesiredState({**self.state.sandboxes, sandbox: shorter})
                 self.changed = True
+
+    def begin_setting(self) -> None:
+        """Note, before the first mask is set, that original masks can be lost from now on."""
+        if not self._sets:
+            self._sets = True
+            lock.note_use(self.config.paths.lock_file)
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:
         """Record the original mask of a new process before it is changed; in the notes, so that the state file can be

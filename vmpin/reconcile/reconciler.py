@@ -148,6 +148,7 @@ class Reconciler:
             return None
         if thread.main:
             node_state.keep_mask(placement.sandbox, thread, mask)
+        node_state.begin_setting()
         result = node_state.pinner.set_mask_ahead(operations[0])
         node_state.counters.pins[thread.role, result.outcome.value] += 1
         return result
@@ -196,6 +197,7 @@ class Reconciler:
             return tuple(Result(operation, Outcome.DONE, None) for operation in ordered(operations))
         if node_state.original_masks.unsaved:
             node_state.save()  # before the first mask is set, so that it can be restored after a crash
+        node_state.begin_setting()
         results = tuple(node_state.pinner.set_masks(operations, node_state.placements))
         outcomes = Counter([(result.operation.thread.role, result.outcome) for result in results])
         counters.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})

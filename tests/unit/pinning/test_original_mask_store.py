@@ -16,7 +16,7 @@ from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.lock import Lock
+from vmpin.host.lock import Lock, note_use, of_another
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.original_mask_store import LISTINGS, FreeThread, OriginalMaskStore, Restoration
@@ -286,8 +286,26 @@ def test_a_restored_process_has_its_own_mask_as_original(machine: Machine) -> No
     assert mask(vmm) == machine.other
 
 
-def test_a_lock_shows_whether_vmpin_was_at_work_before(tmp_path: Path) -> None:
-    with Lock(tmp_path / "lock") as lock:
-        assert not lock.used
-    with Lock(tmp_path / "lock") as lock:
-        assert lock.used
+def test_a_lock_shows_whether_masks_may_have_been_set_before(tmp_path: Path) -> None:
+    """Not by a process that ended before it set one."""
+    path = tmp_path / "lock"
+    for _ in range(2):
+        with Lock(path) as lock:
+            assert not lock.used
+            assert not of_another(path)
+    with Lock(path):
+        note_use(path)
+        note_use(path)
+        assert path.read_text() == f"{os.getpid()}\n"
+        assert not of_another(path)
+    for _ in range(2):
+        with Lock(path) as lock:
+            assert lock.used
+    path.write_text("1\n")
+    assert of_another(path)
+    path.unlink()
+    note_use(path)
+    assert not path.exists()
+    os.mkfifo(path)
+    note_use(path)
+    assert not of_another(path)
