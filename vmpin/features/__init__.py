@@ -4,6 +4,7 @@ NAMES = (
     "allocator",
     "isolation",
     "irqs",
+    "scheduling",
     "network",
     "memory",
     "gather",

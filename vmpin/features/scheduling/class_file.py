@@ -1,0 +1,43 @@
+"""The file of the classes that threads had before vmpin's: replaced before a class is set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vmpin.bounded import MAX_INT64, MAX_PID, checked_whole
+from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.features.scheduling.class_plan import ClassRecord
+from vmpin.features.scheduling.sched_class import NAMES, SchedClass
+from vmpin.reconcile.sealed_file import FileForm, SealedFile
+
+VERSION = 1
+_HIGHEST_PRIORITY = 99
+
+
+def _data(records: Mapping[ThreadId, ClassRecord]) -> dict[str, object]:
+    return {"threads": [[*thread, record.sandbox, record.original, record.written]
+                        for thread, record in records.items()]}
+
+
+def _parse(body: Mapping[str, Any]) -> dict[ThreadId, ClassRecord]:
+    return {ThreadId(checked_whole(tid, MAX_PID, 1), checked_whole(starttime, MAX_INT64)):
+            ClassRecord(SandboxId(str(sandbox)), _class(original), tuple(map(_class, written)))
+            for tid, starttime, sandbox, original, written in body["threads"]}
+
+
+def _class(values: Any) -> SchedClass:
+    policy, priority, reset = values
+    return SchedClass(checked_whole(policy, max(NAMES)), checked_whole(priority, _HIGHEST_PRIORITY), reset is True)
+
+
+class ClassFile(SealedFile[dict[ThreadId, ClassRecord]]):
+    """:param boot_id: a file of another boot has no thread of this one."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        super().__init__(path, FileForm(VERSION, _parse, _data, "vCPUs whose class was set keep it"), boot_id)
+
+    def load(self) -> dict[ThreadId, ClassRecord]:
+        """Return what was saved last; nothing without a file. :raises OSError: it cannot be read."""
+        return super().load() or {}

@@ -1,0 +1,76 @@
+"""The classes that are to be set and given back, given those that the kernel shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.features.scheduling.sched_class import SchedClass
+
+
+class LoneVcpu(NamedTuple):
+    """A vCPU's thread that should have a class, on the CPU that it has to itself."""
+
+    sandbox: SandboxId
+    vcpu: int
+    cpu: int
+    wanted: SchedClass
+
+
+class ClassRecord(NamedTuple):
+    """The class that a thread had before vmpin's; in `written` the one that vmpin had set, and the next one, that it
+    set or was about to."""
+
+    sandbox: SandboxId
+    original: SchedClass
+    written: tuple[SchedClass, ...] = ()
+
+
+class SetClass(NamedTuple):
+    """A class to set. `vcpu` is None where it is given back."""
+
+    sandbox: SandboxId
+    thread: ThreadId
+    vcpu: int | None
+    wanted: SchedClass
+    was: SchedClass
+
+    def describe(self) -> str:
+        what = "give back the class of" if self.vcpu is None else f"set the class of vCPU {self.vcpu},"
+        return f"sandbox {self.sandbox}: {what} thread {self.thread.tid}: {self.wanted}, was {self.was.describe()}"
+
+
+class ClassPlan(NamedTuple):
+    """`records` are to be kept before a class is set."""
+
+    sets: tuple[SetClass, ...]
+    backs: tuple[SetClass, ...]
+    records: Mapping[ThreadId, ClassRecord]
+
+
+def plan_classes(wanted: Mapping[ThreadId, LoneVcpu], now: Mapping[ThreadId, SchedClass | None],
+                 before: Mapping[ThreadId, ClassRecord]) -> ClassPlan:
+    """Compare the classes of threads with what they should have.
+    :param now: the classes that the kernel shows, None for a thread that has ended. A thread that is not in it is left
+        as it is.
+    :param before: the records. One ends with its thread, as its class is given back, and where the class of a thread
+        that is to be given back is none of vmpin's: another program's choice stays."""
+    records = {thread: record for thread, record in before.items() if thread not in now}
+    sets, backs = [], []
+    for thread, current in now.items():
+        record, lone = before.get(thread), wanted.get(thread)
+        if current is None:
+            continue
+        if lone is not None:
+            if current != lone.wanted:
+                record = record or ClassRecord(lone.sandbox, current)
+                sets.append(SetClass(lone.sandbox, thread, lone.vcpu, lone.wanted, current))
+            if record is not None:
+                # Setting it may fail: the class that is set now has to stay in the record.
+                last = (current,) if current in record.written else record.written[-1:]
+                records[thread] = record._replace(written=tuple(dict.fromkeys((*last, lone.wanted))))
+        elif record is not None and current in record.written and current != record.original:
+            records[thread] = record
+            backs.append(SetClass(record.sandbox, thread, None, record.original, current))
+    return ClassPlan(tuple(sets), tuple(backs), records)

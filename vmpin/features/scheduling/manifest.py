@@ -1,0 +1,127 @@
+"""The parts of the feature `scheduling` (docs/scheduling.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vmpin.feature import Comparison, Document, Feature, WatcherPart
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vmpin.config.settings import Config
+    from vmpin.daemon.watcher import Watcher
+    from vmpin.doctor.finding import Check
+    from vmpin.domain.model import SandboxId
+    from vmpin.features.scheduling.class_setter import ClassSetter
+    from vmpin.reconcile.view import NodeView
+
+
+def _sections() -> Mapping[str, type[Any]]:
+    from vmpin.features.scheduling.scheduling_settings import SchedulingSettings
+
+    return {"scheduling": SchedulingSettings}
+
+
+def _path(config: Config) -> Path:
+    return config.paths.run / "scheduling.json"
+
+
+def _files(config: Config) -> Iterable[Path]:
+    return [_path(config)]
+
+
+def _is_on(config: Config) -> bool:
+    settings = config.of_features["scheduling"]
+    return settings.vcpu_class != "other" or bool(settings.privileged_namespaces)
+
+
+def _has_records(config: Config) -> bool:
+    path = _path(config)
+    return path.exists() or path.with_name(f"{path.name}.bad").exists()
+
+
+def _setter(config: Config) -> ClassSetter:
+    from vmpin.features.scheduling.class_file import ClassFile
+    from vmpin.features.scheduling.class_setter import ClassSetter
+    from vmpin.host.procfs import Procfs
+
+    proc = Procfs(config.paths.proc)
+    return ClassSetter(proc, ClassFile(_path(config), proc.boot_id()), config.contention_rules)
+
+
+def _give_back(config: Config) -> bool:
+    return not _has_records(config) or _setter(config).give_back()
+
+
+def _settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
+    """Give back the classes of sandboxes that are unpinned, or placed anew: a watcher alone sets classes."""
+    if not _has_records(view.config):
+        return True
+    return _setter(view.config).give_back(lambda sandbox: sandbox in sandboxes)
+
+
+def _watch(watcher: Watcher) -> WatcherPart | None:
+    config = watcher.view.config
+    if not _is_on(config):
+        return WatcherPart(begin=lambda: _begin(config)) if _path(config).exists() else None
+    from vmpin.features.scheduling.scheduling_watcher_part import NodeScheduling
+
+    return NodeScheduling(watcher.view, config.of_features["scheduling"], _setter(config)).part()
+
+
+def _begin(config: Config) -> None:
+    """Give back what an earlier watcher set."""
+    _give_back(config)
+
+
+def _verify(config: Config, sandbox: str | None, namespace: str) -> Comparison | None:
+    if not _is_on(config):
+        return None
+    from vmpin.cli.control_client import status_document
+    from vmpin.features.scheduling.scheduling_text import compared_lines, misplaced
+    from vmpin.status.selection import Selection
+
+    document = status_document(config)
+    if document["watcher"] is None:
+        return None
+    chosen = [entry for entry in Selection(namespace=namespace).of(document) if sandbox in (None, entry["id"])]
+    wrong = misplaced(chosen)
+    return Comparison(good=not wrong, members={"classes": wrong}, lines=compared_lines(chosen, wrong))
+
+
+def _lines(sandbox: Document) -> Iterable[str]:
+    if not sandbox.get("scheduling"):
+        return ()
+    from vmpin.features.scheduling.scheduling_text import sentences
+
+    return [f"scheduling: {text}" for text in sentences(sandbox)]
+
+
+def _sentences(sandbox: Document) -> Iterable[str]:
+    if not sandbox.get("scheduling"):
+        return ()
+    from vmpin.features.scheduling.scheduling_text import sentences
+
+    return [f"{text[0].upper()}{text[1:]}." for text in sentences(sandbox)]
+
+
+def _facts(config: Config, root: Path) -> Document:
+    if not _is_on(config):
+        return {}
+    from vmpin.features.scheduling.scheduling_facts import scheduling_facts
+
+    return scheduling_facts(config, root)
+
+
+def _checks() -> Sequence[Check]:
+    from vmpin.doctor.finding import Check
+    from vmpin.features.scheduling.scheduling_checks import vcpu_class
+
+    return [Check("vcpu-class", "whether vCPUs can have a real-time class, and what limits them", vcpu_class)]
+
+
+FEATURE = Feature(name="scheduling", sections=_sections, fixed_sections=("scheduling",), files=_files,
+                  give_back=_give_back, settle=_settle, watch=_watch, verify=_verify, lines=_lines,
+                  sentences=_sentences, facts=_facts, checks=_checks)

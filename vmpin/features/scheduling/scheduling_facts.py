@@ -1,0 +1,78 @@
+"""Facts for the doctor's check of vCPUs' scheduling classes: the limit of real-time threads, the kernel's cgroups for
+them, the watcher's unit, and the kernel's own real-time threads."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vmpin.bounded import MAX_PID, parse_whole
+from vmpin.config.settings import Config
+from vmpin.errors import SourceError
+from vmpin.features.scheduling.sched_class import FIFO, RR, SchedClass
+from vmpin.features.scheduling.thread_class import class_of, why_unlimited
+from vmpin.host.files import Files
+from vmpin.host.procfs import Procfs, read_file
+
+_UNIT = "vmpin.service"
+#: systemd.unit(5); the first has precedence.
+_UNIT_DIRECTORIES = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
+                     "/usr/lib/systemd/system", "/lib/systemd/system")
+_GROUPS = b"\nCONFIG_RT_GROUP_SCHED=y\n"
+
+
+def scheduling_facts(config: Config, root: Path) -> dict[str, Any]:
+    """Read the node. `unlimited`: why nothing limits real-time threads. `groups`: v1 or v2, where the kernel has
+    real-time shares of cgroups and these are of that version, else "". `restricted`: whether the unit of the watcher
+    forbids real-time classes, None without a unit. `kernel`: the real-time threads of the kernel, without those for
+    interrupts, by name (without its CPU), with their class."""
+    settings, proc, files = config.of_features["scheduling"], Procfs(config.paths.proc), Files(root)
+    if settings.vcpu_class == "other" and not settings.privileged_namespaces:
+        return {}
+    return {"unlimited": why_unlimited(proc), "groups": _groups(config, proc, files), "restricted": restricted(files),
+            "kernel": _kernel_threads(proc)}
+
+
+def _groups(config: Config, proc: Procfs, files: Files) -> str:
+    if any(os.path.exists(f"{config.paths.cgroup}/{name}/cpu.rt_runtime_us") for name in ("cpu", "cpu,cpuacct")):
+        return "v1"
+    built = b""
+    with suppress(OSError, EOFError, SourceError):
+        release = (read_file(f"{proc.root}/sys/kernel/osrelease", 256) or b"").decode("ascii", "replace").strip()
+        packed = read_file(f"{proc.root}/config.gz", 1 << 20)
+        built = gzip.decompress(packed) if packed else files.read(f"/boot/config-{release}") or b""
+    return "v2" if _GROUPS in built else ""
+
+
+def restricted(files: Files) -> bool | None:
+    """Whether the watcher's unit, with its drop-ins, has RestrictRealtime on. The last assignment counts."""
+    units = [path for place in _UNIT_DIRECTORIES if files.exists(path := f"{place}/{_UNIT}")]
+    if not units:
+        return None
+    drop_ins = {name: f"{place}/{_UNIT}.d/{name}" for place in reversed(_UNIT_DIRECTORIES)
+                for name in files.names(f"{place}/{_UNIT}.d") if name.endswith(".conf")}
+    value = "no"
+    for path in (units[0], *(drop_ins[name] for name in sorted(drop_ins))):
+        with suppress(SourceError):
+            for line in (files.text(path) or "").splitlines():
+                key, equals, text = line.partition("=")
+                if equals and key.strip() == "RestrictRealtime":
+                    value = text.strip().lower()
+    return value in ("yes", "true", "on", "1")
+
+
+def _kernel_threads(proc: Procfs) -> dict[str, str]:
+    """The highest class of the kernel's real-time threads, by their names."""
+    classes: dict[str, SchedClass] = {}
+    for pid in proc.pids():
+        stat, number = proc.stat(pid), parse_whole(pid, MAX_PID)
+        if stat is not None and number and stat.kernel_thread and not stat.comm.startswith("irq/"):
+            with suppress(OSError):
+                its = class_of(number)
+                if its is not None and its.policy in (FIFO, RR):
+                    name = stat.comm.partition("/")[0]
+                    classes[name] = max(classes.get(name, its), its, key=lambda its: its.priority)
+    return {name: str(its) for name, its in classes.items()}

@@ -1,0 +1,195 @@
+"""What scheduling does in a watcher: after each pass it decides on the sandboxes that changed, after each resync on
+all, and has the classes set and given back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.desired_state import SandboxState
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.domain.sandbox_placement import Placement
+from vmpin.feature import WatcherPart
+from vmpin.features.scheduling.class_plan import LoneVcpu
+from vmpin.features.scheduling.class_setter import ClassSetter
+from vmpin.features.scheduling.lone_vcpus import why_not_alone
+from vmpin.features.scheduling.pod_choices import PodChoices
+from vmpin.features.scheduling.sched_class import SchedClass, parse_class
+from vmpin.features.scheduling.scheduling_settings import SchedulingSettings
+from vmpin.features.scheduling.thread_class import class_of, why_unlimited
+from vmpin.placement.ownership import Ownership, find_collisions
+from vmpin.reconcile.view import NodeView
+from vmpin.sources.nri.nri_events import NriEvent, Synced
+
+logger = logging.getLogger(__name__)
+
+
+class LoneVcpus(NamedTuple):
+    """The threads of a sandbox's vCPUs that are alone, and why others are not, "" for none. The first three are what
+    that was decided by."""
+
+    placement: Placement
+    vm_threads: Mapping[int, VmThread]
+    wanted: SchedClass | None
+    threads: Mapping[ThreadId, LoneVcpu]
+    whys: Mapping[VcpuId, str]
+
+
+class NodeScheduling:
+    """:param setter: sets the classes, and keeps the records."""
+
+    def __init__(self, view: NodeView, settings: SchedulingSettings, setter: ClassSetter) -> None:
+        self._view, self._settings, self._setter = view, settings, setter
+        privileged = frozenset(filter(None, settings.privileged_namespaces.split(",")))
+        self.choices = PodChoices(parse_class(settings.vcpu_class), privileged)
+        #: Whether the runtime may not have listed yet which pods chose a class.
+        self._unlisted = bool(privileged)
+        self._decided: dict[SandboxId, LoneVcpus] = {}
+        #: Sandboxes to look at in the next pass, whether they change or not.
+        self._open: set[SandboxId] = set()
+        self._ownership: Ownership | None = None
+        self._collided = EMPTY
+        #: Why no class is set on this node, and why the last pass failed; "" for no reason.
+        self._stopped, self._failure = "", ""
+
+    def part(self) -> WatcherPart:
+        return WatcherPart(begin=self._begin, after_pass=self._after_pass, after_resync=self._after_resync,
+                           after_events=self._take_events if self._unlisted else None, settle=self._unpinned,
+                           retry=self._retry, status=self.data, members=self._members,
+                           planned=self._planned)
+
+    def _take_events(self, events: Sequence[NriEvent]) -> None:
+        self._unlisted = self._unlisted and not any(isinstance(event, Synced) for event in events)
+        self.choices.take(events)
+
+    # Decisions
+
+    def _read_limit(self) -> None:
+        stopped = "" if self._settings.without_throttling else why_unlimited(self._view.proc)
+        if stopped != self._stopped:
+            logger.log(logging.ERROR if stopped else logging.INFO, "classes of vCPUs are %s",
+                       f"not set: {stopped}" if stopped else "set again")
+        self._stopped = stopped
+
+    def _decide(self, everything: bool) -> set[SandboxId]:
+        """Decide on all sandboxes, or on those that changed. :returns: these, and those that are gone."""
+        view, ownership = self._view, self._view.ownership
+        everything |= ownership is not self._ownership
+        if everything:
+            self._ownership = ownership
+            self._collided = CpuSet(collision.cpu for collision in find_collisions(ownership, view.vms.keys()))
+        decided, changed = {}, set()
+        for sandbox, placement in view.placements.items():
+            if (vm := view.vms.get(sandbox)) is None:
+                continue
+            threads, wanted, lone = vm.vmm.threads, self.choices.of(sandbox).wanted, self._decided.get(sandbox)
+            if (lone is None or everything or lone.placement is not placement or lone.vm_threads is not threads
+                    or lone.wanted != wanted):
+                lone = self._lone(sandbox, placement, threads, wanted)
+                changed.add(sandbox)
+            decided[sandbox] = lone
+        changed |= self._decided.keys() - decided.keys()
+        self._decided = decided
+        return changed
+
+    def _lone(self, sandbox: SandboxId, placement: Placement, vm_threads: Mapping[int, VmThread],
+              wanted: SchedClass | None) -> LoneVcpus:
+        view, claim = self._view, self._view.ownership.claims.get(sandbox)
+        refused = next(iter(view.refusals(sandbox)), "")
+        of_vcpu: dict[VcpuId, list[ThreadId]] = {}
+        for thread in vm_threads.values():
+            if thread.role is ThreadRole.VCPU and thread.vcpu is not None:
+                of_vcpu.setdefault(thread.vcpu, []).append(thread.id)
+        threads, whys = dict[ThreadId, LoneVcpu](), dict[VcpuId, str]()
+        for place in placement.vcpus if wanted is not None else ():
+            why = why_not_alone(place, placement, EMPTY if claim is None else claim.cpus, self._collided,
+                                view.config.rules)
+            if not why and refused:
+                why = f"masks of its VM are not as placed: {refused}"
+            if not why and len(of_vcpu.get(place.id, ())) != 1:
+                why = "its thread is not identified"
+            whys[place.id] = why
+            if not why and wanted is not None and place.cpus is not None:
+                threads[of_vcpu[place.id][0]] = LoneVcpu(sandbox, place.id, place.cpus.first, wanted)
+        return LoneVcpus(placement, vm_threads, wanted, threads, whys)
+
+    def _wanted(self) -> dict[ThreadId, LoneVcpu]:
+        return {} if self._stopped else {
+            thread: lone for decided in self._decided.values() for thread, lone in decided.threads.items()}
+
+    def _keeps(self, sandbox: SandboxId) -> bool:
+        """Whether the threads of a sandbox, of which nothing is known yet, keep their classes, as they keep masks."""
+        unknown = self._unlisted and not self.choices.annotated(sandbox)
+        return not self._stopped and (unknown or sandbox in self._view.unmanaged)
+
+    # Passes
+
+    def _begin(self) -> None:
+        self._read_limit()
+        self._settle(everything=True)
+
+    def _after_pass(self) -> None:
+        self._settle(everything=False)
+
+    def _after_resync(self) -> None:
+        self._unlisted = False  # a runtime that lists its pods has done so by now
+        self._read_limit()
+        self._settle(everything=True)
+
+    def _settle(self, everything: bool) -> None:
+        changed = self._decide(everything) | self._open
+        if not changed and not everything:
+            return
+        wanted, failure = self._wanted(), ""
+        looked = [thread for thread, lone in wanted.items() if lone.sandbox in changed]
+        try:
+            self._setter.settle(wanted, looked, self._keeps)
+            self._open = {wanted[thread].sandbox for thread in self._setter.waiting}
+        except OSError as err:
+            failure, self._open = f"{err.filename or 'their classes'}: {err.strerror}", changed
+        if failure and failure != self._failure:
+            logger.error("classes of vCPUs are not set: %s", failure)
+        self._failure = failure
+
+    def _unpinned(self, sandboxes: Collection[SandboxId]) -> bool:
+        self._decide(everything=False)
+        return self._setter.give_back(lambda sandbox: sandbox in sandboxes)
+
+    def _retry(self) -> None:
+        self._setter.retry_now()
+        self._open |= self._decided.keys()
+
+    def _planned(self) -> list[str]:
+        self._open |= self._decide(everything=True)  # by placements that were made for the plan alone, perhaps
+        try:
+            decided = self._setter.planned(self._wanted(), self._keeps)
+        except OSError as err:
+            return [f"the classes of vCPUs cannot be read: {err.strerror}"]
+        return [change.describe() for change in (*decided.sets, *decided.backs)]
+
+    # Status
+
+    def data(self) -> dict[str, object]:
+        """The feature's member of the status document."""
+        return {"vcpu_class": self._settings.vcpu_class, "trouble": self._stopped or self._failure,
+                "set": len(self._wanted().keys() - self._setter.why.keys())}
+
+    def _members(self, state: SandboxState) -> Mapping[str, Any]:
+        choice, decided = self.choices.of(state.id), self._decided.get(state.id)
+        if choice.wanted is None and not choice.ignored:
+            return {}
+        return {"scheduling": {"class": "other" if choice.wanted is None else str(choice.wanted),
+                               "annotated": self.choices.annotated(state.id), "ignored": choice.ignored,
+                               "vcpus": [*self._vcpus(decided)] if decided else []}}
+
+    def _vcpus(self, decided: LoneVcpus) -> Iterator[dict[str, object]]:
+        threads = {lone.vcpu: thread for thread, lone in decided.threads.items()}
+        for vcpu, why in decided.whys.items():
+            thread = threads.get(vcpu)
+            actual = None if thread is None else class_of(thread.tid)
+            if thread is not None:
+                why = self._stopped or self._setter.why.get(thread, "")
+            yield {"vcpu": vcpu, "class": None if actual is None else str(actual),
+                   "ok": thread is None or bool(self._stopped) or actual in (None, decided.wanted), "why": why}
