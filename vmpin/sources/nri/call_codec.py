@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -29,8 +30,8 @@ logger = logging.getLogger(__name__)
 MAX_LISTED = 65536
 MAX_LISTED_BYTES = 64 << 20
 
-#: Pods that are remembered, far more than a node has.
-MAX_KNOWN = 4096
+#: Pods that are remembered, far more than a node has; removed ones, more than end while a call waits to be decoded.
+MAX_KNOWN, MAX_REMOVED = 4096, 256
 
 #: The calls about a pod; all others are about a container.
 POD_VERBS = frozenset((Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD))
@@ -98,8 +99,11 @@ class CallDecoder:
     def __init__(self, counters: NriCounters, logged: set[str]) -> None:
         self._counters, self._logged = counters, logged
         self._parts: list[Any] = []
-        #: The pods of earlier calls: nothing of a pod changes but its pid, and most of a call's time went into them.
+        #: The pods of earlier calls, until their removal. Nothing of a pod changes but its pid, and most of a call's
+        #: time went into them.
         self._pods: dict[str, NriPod] = {}
+        #: The pods removed last: earlier calls about them may be decoded after their removal.
+        self._removed: deque[SandboxId] = deque(maxlen=MAX_REMOVED)
         self._listed = self._listed_bytes = 0
 
     def runtime(self, payload: bytes) -> str:
@@ -121,6 +125,7 @@ class CallDecoder:
         parts, size = self._parts, self._listed_bytes
         self._parts, self._listed, self._listed_bytes = [], 0, 0
         pods = tuple(pod for part in parts for message in part.pods if (pod := self._pod(message)) is not None)
+        self._pods = {pod.id: pod for pod in pods}  # the ends of others may not have been reported
         pairs = [(container, message) for part in parts for message in part.containers
                  if (container := self._container(message)) is not None]
         by_id = {pod.id: pod for pod in pods} if requests else {}
@@ -146,6 +151,9 @@ class CallDecoder:
         verb, message, now, requested = received
         subject = "pod" if verb in POD_VERBS else "container"
         pod = self._pod(message.pod, again=request) if message.HasField("pod") else None
+        if verb is Verb.REMOVE_POD and pod is not None:
+            self._removed.append(pod.id)
+            self._pods.pop(pod.id, None)
         if not message.HasField(subject):
             self._drop(f"{verb.name} has no {subject}")
         container = self._container(message.container, pod) if subject == "container" and message.HasField(
@@ -171,10 +179,12 @@ class CallDecoder:
             return None
         if len(self._pods) >= MAX_KNOWN:
             self._pods.clear()
-        pod = self._pods[identity] = NriPod(
+        pod = NriPod(
             SandboxId(identity), plain(message.name, 253), plain(message.namespace, 253), plain(message.uid, 64),
             plain(message.runtime_handler, 253), _pid(message.pid), _texts(message.annotations),
             plain(message.linux.cgroup_parent, 4096), _whole_cpus(message.linux.pod_overhead))
+        if pod.id not in self._removed:
+            self._pods[pod.id] = pod
         return pod
 
     def _container(self, message: Any, pod: NriPod | None = None) -> NriContainer | None:

@@ -123,6 +123,7 @@ class Relist:
                     self._reported[event.pod.id] = now
                     if event.verb is not Verb.RUN_POD:
                         self._starting.pop(event.pod.id, None)
+                        self._joined.discard(event.pod.id)
                 case Synced():
                     self._starting, self._joined = {}, set()
                     for container in event.containers:

@@ -52,6 +52,20 @@ def test_a_request_is_read_where_something_decides_alone(decoder: CallDecoder) -
     assert (decided.request.id, decided.request.cpuset) == ("c1", CpuSet((2, 3)))
 
 
+def test_a_pod_is_remembered_until_its_removal(decoder: CallDecoder) -> None:
+    """Also where a call that came before is decoded after it: such calls wait in a queue."""
+    raw = event(pod=pod(pid=1), container=container())
+    other = event(pod=pod("pod2"), container=container("c2", "pod2"))
+    call = decoded(decoder, Verb.CREATE, raw, request=False)
+    assert decoded(decoder, Verb.START, raw, request=False).pod is call.pod
+    decoded(decoder, Verb.START, other, request=False)
+    decoded(decoder, Verb.REMOVE_POD, event(pod=pod(pid=1)), request=False)
+    late = decoded(decoder, Verb.REMOVE, raw, request=False)
+    assert (late.pod, list(decoder._pods)) == (call.pod, ["pod2"])
+    decoder.list_part(bytes(MESSAGES["SynchronizeRequest"](pods=[pod("pod3")]).SerializeToString()), False)
+    assert list(decoder._pods) == ["pod3"]  # the end of the other one was not reported
+
+
 def test_the_registration_names_the_newest_nri_whose_messages_these_are() -> None:
     """A runtime logs it; without it, "unknown"."""
     message = MESSAGES.decode("RegisterPluginRequest", encode_registration("vmpin", "90"))

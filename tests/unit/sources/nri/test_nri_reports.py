@@ -170,3 +170,11 @@ def test_a_container_that_joined_others_is_followed_by_one_list_when_all_have_st
     relist.joined([VM])
     relist.take([Synced((), (), 0)], 110)
     assert not relist.due(110 + PAUSE)
+
+
+def test_a_pod_that_has_ended_needs_no_list() -> None:
+    """Where no list can be requested, as by a plugin that the runtime started, none would end the wait for it."""
+    relist = Relist()
+    relist.joined([VM])
+    relist.take([PodEvent(Verb.STOP_POD, NriPod(VM, "web", "default", "u", "", 0, {}, ""), 0)], 100)
+    assert not relist.due(101)
