@@ -87,6 +87,7 @@ class ClaimFiles:
         self._specs: dict[str, tuple[Stamp, Claims]] = {}
         self._unread = False  #: Whether a spec could not be read, and is to be read again.
         self._checkpoint: Stamp | None = None
+        #: The trouble with files now: by name of a spec, by path of another one.
         self._warned: dict[str, str] = {}
 
     def read(self, resync: bool = False) -> bool:
@@ -125,6 +126,8 @@ class ClaimFiles:
             return
         # The directory's stamp changes whenever a file is created, removed or replaced, as the driver does.
         self._directory = None if info is None else lasting_stamp(info)
+        for gone in self._warned.keys() - {*names, str(self.cdi), str(self.checkpoint)}:
+            del self._warned[gone]
         self._specs = {name: spec for name in names if (spec := self._spec(name)) is not None}
         if self._unread:
             self._directory, self._unread = None, False
@@ -173,9 +176,11 @@ class ClaimFiles:
 
     def _note(self, subject: str, trouble: str = "") -> None:
         """Record the trouble with a file ("" for none), and warn of a new one."""
-        if trouble and self._warned.get(subject) != trouble:
+        if not trouble:
+            self._warned.pop(subject, None)
+        elif self._warned.get(subject) != trouble:
             self.warn(trouble)
-        self._warned[subject] = trouble
+            self._warned[subject] = trouble
 
 
 class DraAuthority:

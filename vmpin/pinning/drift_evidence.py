@@ -161,6 +161,9 @@ class DriftEvidence:
             for sandbox in table.keys() - kept:
                 del table[sandbox]
         self._written &= kept
+        if self._rivals:
+            alive = {vm.vmm.id for vm in self._vms.values()}
+            self._rivals = {vmm: rivals for vmm, rivals in self._rivals.items() if vmm in alive}
 
 
 def remembers_masks(release: str) -> bool:

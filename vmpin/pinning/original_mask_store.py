@@ -35,7 +35,7 @@ class OriginalMaskStore:
         self.records = True
         #: Processes started at or before this time (clock ticks since boot) may have masks set by vmpin; -1: none.
         self._lost_until = boottime.now() * os.sysconf("SC_CLK_TCK") // 10**9 if lost else -1
-        #: Processes whose masks were restored since: their masks are not vmpin's.
+        #: Those of them whose masks were restored since: their masks are not vmpin's.
         self._restored: set[ThreadId] = set()
         #: Whether masks were recorded that are not in the state file yet.
         self.unsaved = False
@@ -71,7 +71,8 @@ class OriginalMaskStore:
 
     def forget_restored(self, sandbox: SandboxId) -> None:
         """Forget a sandbox's masks after they were restored."""
-        self._restored |= self.masks.pop(sandbox).processes.keys()
+        restored = self.masks.pop(sandbox).processes
+        self._restored.update(main for main in restored if main.starttime <= self._lost_until)
 
     def record(self, vm: Vm, observed: Iterable[Observed]) -> None:
         """Record the current masks of a VM's new processes as original."""

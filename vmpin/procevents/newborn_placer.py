@@ -75,7 +75,8 @@ class NewbornPlacer:
         self._followed: Mapping[int, tuple[Vm, Process]] = {}
         #: Processes placed at exec that may not belong to a VM yet, by pid: their placements and main threads.
         self._early: dict[int, tuple[Placement, VmThread]] = {}
-        #: Time of the last inspection of a process after an exec, by pid (CLOCK_MONOTONIC ns, as in events).
+        #: Time of the last inspection of a process after an exec, by pid (CLOCK_MONOTONIC ns, as in events), since the
+        #: last pass over everything.
         self._inspected: dict[int, int] = {}
         self._handlers: dict[type, Callable[[Any, FollowUp], None]] = {
             Fork: self._forked, Exec: self._executed, Comm: self._renamed}
@@ -107,6 +108,7 @@ class NewbornPlacer:
         self.book.after_pass(report.results, everything)
         if everything:
             view = self._view
+            self._inspected.clear()
             self._named_vcpus.forget_all_but(view.vms)
             helped = view.helped() if self._early else ()
             self._early = {pid: early for pid, early in self._early.items()

@@ -62,8 +62,9 @@ class Spool:
     def waiting(self, but: set[str], tidy: bool) -> list[tuple[str, bytes]]:
         """The names and messages of the spooled files except those named in `but`, oldest first.
         :param tidy: whether to remove other files; only with the lock held."""
-        messages = []
-        for name in names_in(self.path):
+        messages, names = [], names_in(self.path)
+        self._dropped.intersection_update(names)
+        for name in names:
             if name in but:
                 continue
             if name.endswith(".hook") and not name.startswith("."):

@@ -88,7 +88,7 @@ class ProcessTable:
             return None
         self._inspect(str(pid))
         recognized = self.vmms.get(pid) or self.helpers.get(pid)
-        if recognized is not None or pid in self.kernel:
+        if recognized is not None or pid in self.kernel or pid in self.impostors:
             self._seen.setdefault(str(pid), self.round)
         return recognized
 

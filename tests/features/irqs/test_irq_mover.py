@@ -137,6 +137,18 @@ def test_what_the_kernel_refuses_for_good_is_tried_once(node: Node, error: int, 
     assert set(node.tree.masks().values()) == {"0-7"}
 
 
+def test_a_reason_is_logged_again_once_the_interrupts_that_had_it_are_gone(
+        node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.start(Refusing(node.tree.files, 1, errno.ENOSPC))
+    for name in "ab":
+        node.tree.add(1, name)
+        node.move("2-3")
+        node.move("2-3")
+        node.tree.remove(1)
+        node.move("2-3")
+    assert caplog.text.count("No space left on device") == 2
+
+
 def test_drift_is_repaired_until_another_program_contends(tmp_path: Path) -> None:
     node = Node(tmp_path, on_contention=OnContention.REST, repairs=3, rest=300.0)
     node.tree.add(1, "eth0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -166,6 +167,16 @@ def test_a_users_process_that_poses_as_a_sandboxs_is_an_impostor(
     assert caplog.text.count(f"process ignored pid=100 uid={USER} sandbox={SID}") == 1
     (tmp_path / "100" / "cmdline").write_text("sleep\0")
     found.scan({}, full=True)
+    assert found.process_table.impostors == {}
+
+
+def test_an_impostor_that_an_event_showed_is_forgotten_with_its_process(tmp_path: Path) -> None:
+    found = inventory(tmp_path)
+    process(tmp_path, 100, QEMU, uid=USER)
+    assert found.inspect(100) is None
+    assert set(found.process_table.impostors) == {100}
+    shutil.rmtree(tmp_path / "100")
+    found.scan({})
     assert found.process_table.impostors == {}
 
 

@@ -116,6 +116,7 @@ class IrqMover:
         self._set = {key: cpus for key, cpus in self._set.items() if key in seen}
         self._fixed = {key: fixed for key, fixed in self._fixed.items() if key in seen}
         self._nodes = {key: node for key, node in self._nodes.items() if key in seen}
+        self._failures = {key: why for key, why in self._failures.items() if key in seen}
         moved = sum(masks[number] in record.written and masks[number] != record.mask
                     for number, record in decided.originals.items())
         return Moved(moved, tuple(kept), tuple(due))
