@@ -178,7 +178,7 @@ class FileFeed:
         self._changed, self._timeouts = changed, timeouts
         self._inotify: Inotify | None = None
         self._wanted: set[Path] = set()
-        self._watched: dict[Path, int] = {}
+        self.watched: dict[Path, int] = {}  #: The number of each path's watch.
         self._written: set[Path] = set()
         self._mask = 0
         self._due: asyncio.TimerHandle | None = None
@@ -198,7 +198,8 @@ class FileFeed:
         finally:
             loop.remove_reader(watch.fd)
             watch.close()
-            self._inotify, self._watched = None, {}
+            self._inotify = None
+            self.watched.clear()
             if self._due is not None:
                 self._due.cancel()
                 self._due = None  # else nothing would be reported after a restart
@@ -208,23 +209,23 @@ class FileFeed:
         wanted = self._wanted = set(paths)
         if self._inotify is None:
             return
-        for path in self._watched.keys() - wanted:
-            self._inotify.unwatch(self._watched.pop(path))
-        for path in wanted - self._watched.keys():
+        for path in self.watched.keys() - wanted:
+            self._inotify.unwatch(self.watched.pop(path))
+        for path in wanted - self.watched.keys():
             number = self._inotify.watch(path, self._mask)
             if number is not None:
-                self._watched[path] = number
+                self.watched[path] = number
 
     def _read(self, watch: Inotify) -> None:
         events = watch.read()
-        paths = {number: path for path, number in self._watched.items()}
+        paths = {number: path for path, number in self.watched.items()}
         for event in events:
             if event.overflow:
-                self._written |= self._watched.keys()
+                self._written |= self.watched.keys()
             elif event.wd in paths:
                 self._written.add(paths[event.wd])
             if event.ended:
-                self._watched.pop(paths.get(event.wd, Path()), None)
+                self.watched.pop(paths.get(event.wd, Path()), None)
         if self._written and self._due is None:
             loop, now = asyncio.get_running_loop(), time.perf_counter()
             self._due = loop.call_later(self._timeouts.file_calm, self._report, now)

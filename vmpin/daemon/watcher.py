@@ -78,7 +78,7 @@ class Watcher:
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
         self._relist = Relist()
-        self._cpuset_files = CpusetFiles(node_state)
+        self._cpuset_files = CpusetFiles(node_state, self.files.watched)
         self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.sampling = Sampling(node_state, lock.held,

@@ -1,8 +1,8 @@
-"""The cpuset.cpus files of cgroups that containers' first processes and VMMs are in: the watcher watches them, and has
-them read when they were written.
+"""The cpuset.cpus files of cgroups that containers' first processes and VMMs are in, and of those above containers':
+the watcher watches them, and has them read when they were written.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Container, Iterable, Iterator, Set
 from pathlib import Path
 
 from vmpin.domain.model import SandboxId, ThreadId
@@ -11,44 +11,60 @@ from vmpin.reconcile.node_state import NodeState
 
 
 class CpusetFiles:
-    def __init__(self, node_state: NodeState) -> None:
-        self._node_state = node_state
-        #: The file of each process; None for a process in the top cgroup, or in none.
-        self._file_of: dict[ThreadId, Path | None] = {}
+    """:param watched: the files that are watched now."""
+
+    def __init__(self, node_state: NodeState, watched: Container[Path] = ()) -> None:
+        self._node_state, self._watched = node_state, watched
+        #: The files of each process; none for a process in the top cgroup, or in none.
+        self._files_of: dict[ThreadId, tuple[Path, ...]] = {}
         self._turn = -1  #: The pass in which cgroups were looked up last.
+        node_state.sources.reports_writes = self._are_watched
+
+    def _are_watched(self, process: ThreadId) -> bool:
+        files = self._files_of.get(process, ())
+        return bool(files) and all(file in self._watched for file in files)
 
     def paths(self) -> set[Path]:
         """The files to watch. The cgroup of a process is looked up when the process is new, and then in one of sixteen
         passes."""
-        cgroups, turn = self._node_state.cgroups, self._node_state.inventory.process_table.round
-        processes = [*(init for _, _, init in self._node_state.state.with_processes()),
-                     *(vm.vmm.id for vm in self._node_state.vms.values())]
-        files: dict[ThreadId, Path | None] = {}
-        for process in processes:
-            if process in self._file_of and (turn == self._turn or (process.tid ^ turn) & 15):
-                files[process] = self._file_of[process]
-            else:
-                path = cgroups.cpuset_path(process.tid)
-                files[process] = None if path is None or cgroups.is_top(path) else cgroups.cpus_file(path)
-        self._file_of, self._turn = files, turn
-        return {path for path in files.values() if path is not None}
+        turn = self._node_state.inventory.process_table.round
+        processes = {vm.vmm.id: False for vm in self._node_state.vms.values()}
+        processes |= {init: True for _, _, init in self._node_state.state.with_processes()}
+        files: dict[ThreadId, tuple[Path, ...]] = {}
+        for process, above in processes.items():
+            before = self._files_of.get(process)
+            if before is None or (turn != self._turn and not (process.tid ^ turn) & 15):
+                before = tuple(self._files(process, above))
+            files[process] = before
+        self._files_of, self._turn = files, turn
+        return set().union(*files.values())
+
+    def _files(self, process: ThreadId, above: bool) -> Iterator[Path]:
+        """The file of a process's cgroup, and with `above` those of the cgroups above it: CPUs that these do not have
+        are not effective below."""
+        cgroups = self._node_state.cgroups
+        path = cgroups.cpuset_path(process.tid)
+        while path is not None and not cgroups.is_top(path):
+            yield cgroups.cpus_file(path)
+            path = path.parent if above else None
 
     def expect_moves(self, sandboxes: Iterable[SandboxId]) -> None:
         """Have the cgroups of sandboxes' VMMs looked up again: the runtime may have moved them, or soon will."""
         for sandbox in sandboxes:
             if (vm := self._node_state.vms.get(sandbox)) is not None:
-                self._file_of.pop(vm.vmm.id, None)
+                self._files_of.pop(vm.vmm.id, None)
 
-    def read(self, written: Collection[Path]) -> set[SandboxId]:
+    def read(self, written: Set[Path]) -> set[SandboxId]:
         """Read the files that were written. :returns: the sandboxes they belong to."""
         node_state = self._node_state
+        of_processes = {process for process, files in self._files_of.items() if not written.isdisjoint(files)}
         touched: set[SandboxId] = set()
         for sandbox, record, init in node_state.state.with_processes():
-            if self._file_of.get(init) in written:
+            if init in of_processes:
                 touched.add(sandbox)
                 node_state.apply_events(node_state.sources.cgroup(sandbox, record, init))
         for vm in node_state.vms.values():
-            if self._file_of.get(vm.vmm.id) in written:
+            if vm.vmm.id in of_processes:
                 touched.add(vm.sandbox)
                 node_state.drift_evidence.written(vm.sandbox)
                 node_state.pinner.recheck(vm.sandbox)

@@ -3,7 +3,7 @@ processes of containers that hooks reported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
@@ -50,9 +50,11 @@ class DiskSources:
         self._written: dict[SandboxId, tuple[KataSandbox, int]] = {}
         #: The states in which no container ends before its VM without an event, and none has a cgroup to read.
         self._unchecked: dict[SandboxId, SandboxState] = {}
-        #: By container, its record, cgroup and the online CPUs when last read: with the same ones there is no event.
-        #: Those read since the last comparison, and before.
-        self._cgroups_read: dict[ContainerId, tuple[ContainerRecord, CpusetCgroup | None, CpuSet]] = {}
+        #: Whether writes to the cpuset of a process's cgroup, and of those above, are reported. Set by the watcher.
+        self.reports_writes: Callable[[ThreadId], bool] = lambda init: False
+        #: By container, its record, cgroup and the online CPUs when last read: with the same ones there is no event;
+        #: and whether writes were reported then. Those read since the last comparison, and before.
+        self._cgroups_read: dict[ContainerId, tuple[ContainerRecord, CpusetCgroup | None, CpuSet, bool]] = {}
         self._cgroups_before = self._cgroups_read
         self._comparisons = 0
         self._read_before = self._read_last = 0
@@ -152,23 +154,26 @@ class DiskSources:
         return bundle_gone(record.bundle)
 
     def _is_unchanged(self, record: ContainerRecord, init: ThreadId) -> bool:
-        """Whether a container's cgroup is there, and as it was at the last comparison. False where the end of the
-        container is not reported otherwise, and in one of ROUNDS comparisons: its process is then read, too."""
+        """Whether a container's cgroup is there, and as it was at the last comparison; it is not read if each write
+        since then was reported. False where the end of the container is not reported otherwise, and in one of ROUNDS
+        comparisons: its process is then read, too."""
         before, turn = self._cgroups_before.get(record.container.id), self._comparisons % ROUNDS == init.tid % ROUNDS
         if (before is None or before[0] is not record or before[1] is None or record.container.cpuset is None or turn
-                or not (self.nri and record.reported_by(Source.NRI))):
+                or not (self.nri and record.reported_by(Source.NRI)) or before[2] != self.online):
             return False
-        if before[2] != self.online or self.cgroups.reread(before[1]) != before[1]:
+        reported = self.reports_writes(init)
+        if not (reported and before[3]) and self.cgroups.reread(before[1]) != before[1]:
             return False
-        self._cgroups_read[record.container.id] = before
+        self._cgroups_read[record.container.id] = (*before[:3], reported)
         return True
 
     def cgroup(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
         """The cpuset in the cgroup of a container's first process, if that cgroup is the container's own."""
-        cgroup, container = self.cgroups.cpuset_of(init.tid), record.container
+        reported, cgroup, container = self.reports_writes(init), self.cgroups.cpuset_of(init.tid), record.container
         before = self._cgroups_read.get(container.id) or self._cgroups_before.get(container.id)
-        self._cgroups_read[container.id] = read = record, cgroup, self.online
-        if before is not None and before[0] is record and before == read and container.cpuset is not None:
+        self._cgroups_read[container.id] = read = record, cgroup, self.online, reported
+        if (before is not None and before[0] is record and before[:3] == read[:3]
+                and container.cpuset is not None):
             return
         if cgroup is None or not cgroup.configured or self.cgroups.is_top(cgroup.path):
             return  # no container is in the top cgroup: the pid belongs to another process

@@ -112,7 +112,7 @@ def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, onl
 
 def test_an_unchanged_container_costs_the_files_of_its_cgroup_and_nothing_is_parsed_again(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one of sixteen passes, and without NRI, its process is read, too."""
+    """In one of sixteen passes, and without NRI, its process is read, too. Nothing where each write is reported."""
     make_tree(tmp_path, f"""
         cgroup/cgroup.controllers = cpuset
         cgroup/cpuset.cpus.effective = 0-7
@@ -136,6 +136,10 @@ def test_an_unchanged_container_costs_the_files_of_its_cgroup_and_nothing_is_par
     assert read(disk, state) == []
     monkeypatch.setattr(CpuSet, "parse", None)
     assert sorted(opened() for _ in range(16)) == [*[2] * 15, 4]
+    disk.reports_writes = lambda init: init == ThreadId(7, 1)
+    assert sorted(opened() for _ in range(17)) == [*[0] * 15, 2, 4]  # once more, since it was not reported before
+    disk.reports_writes = lambda init: False
+    assert opened() == 2
     disk.nri = False
     assert opened() == 4
     disk.nri = True
