@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -19,30 +20,53 @@ from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.virtual_machine import Vm
 
 UNNAMED = 4  #: Step to which a schedule falls back when another unnamed thread appears.
+#: The steps at which a settled VM is rechecked, apart from the last one.
+OF_SETTLED = frozenset((3, 5))
 
 
 class Recheck(NamedTuple):
-    """The next recheck of a sandbox: its step, and when it is due (time.monotonic())."""
+    """The next recheck of a sandbox: its step, and when it is due (time.monotonic()). From `early` on another pass
+    over the sandbox takes its place."""
 
     step: int
     due: float
+    early: float = math.inf
 
 
 class RecheckSchedule:
     """When sandboxes are reconciled again after a report on them: soon, then ever more seldom. A VMM creates its vCPU
-    threads, and hotplugs more, in the moments after the runtime called.
-    :param pauses: seconds before each recheck."""
+    threads, and hotplugs more, in the moments after the runtime called. A settled VM is rechecked for its masks alone,
+    which change without an event when the runtime moves threads to another cgroup.
+    :param pauses: seconds before each recheck. :param settled: see `NodeState.is_settled`."""
 
-    def __init__(self, pauses: tuple[float, ...] = TIMEOUTS.rechecks) -> None:
-        self._pauses = pauses
+    def __init__(self, pauses: tuple[float, ...] = TIMEOUTS.rechecks,
+                 settled: Callable[[SandboxId], bool] = lambda sandbox: False) -> None:
+        self._pauses, self._settled = pauses, settled
         self.pending: dict[SandboxId, Recheck] = {}  #: The next recheck of each sandbox that has one.
         self._changed = asyncio.Event()
 
+    def _next(self, sandbox: SandboxId, step: int) -> Recheck:
+        """The next recheck, at this step or a later one."""
+        now, pause, last = time.monotonic(), self._pauses[step], len(self._pauses) - 1
+        if not self._settled(sandbox):
+            return Recheck(step, now + pause)
+        while step < last and step not in OF_SETTLED:
+            step += 1
+            pause += self._pauses[step]
+        return Recheck(step, now + pause, now + pause / 2)
+
     def restart(self, sandboxes: Iterable[SandboxId]) -> None:
         """Begin the schedule of each sandbox, from its first step."""
-        due = time.monotonic() + self._pauses[0]
         for sandbox in sandboxes:
-            self.pending[sandbox] = Recheck(0, due)
+            self.pending[sandbox] = self._next(sandbox, 0)
+            self._changed.set()
+
+    def passed(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Take a pass over sandboxes for their next rechecks, where it is early enough for that."""
+        now = time.monotonic()
+        if early := [sandbox for sandbox in sandboxes
+                     if sandbox in self.pending and self.pending[sandbox].early <= now]:
+            self.checked(early)
             self._changed.set()
 
     def begin(self, sandboxes: Iterable[SandboxId]) -> None:
@@ -57,18 +81,19 @@ class RecheckSchedule:
             if sandbox not in self.pending:
                 self.restart([sandbox])
                 continue
-            step, due = self.pending[sandbox]
+            step, due, _ = self.pending[sandbox]
             if step > UNNAMED:
                 self.pending[sandbox] = Recheck(UNNAMED, min(due, now + self._pauses[UNNAMED]))
                 self._changed.set()
 
     async def due(self) -> list[SandboxId]:
-        """Wait for sandboxes that are due. They stay due until they are `checked`."""
+        """Wait for sandboxes that are due, and return with them those of which it is early enough. They stay due until
+        they are `checked`."""
         while True:
             self._changed.clear()
             now = time.monotonic()
-            if due := [sandbox for sandbox, recheck in self.pending.items() if recheck.due <= now]:
-                return due
+            if any(recheck.due <= now for recheck in self.pending.values()):
+                return [sandbox for sandbox, recheck in self.pending.items() if min(recheck.due, recheck.early) <= now]
             timer = None  # alone, as a timeout costs an exception
             if (first := min((recheck.due for recheck in self.pending.values()), default=None)) is not None:
                 timer = asyncio.get_running_loop().call_later(first - now, self._changed.set)
@@ -80,11 +105,11 @@ class RecheckSchedule:
 
     def checked(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
         """Advance the schedule of sandboxes that were reconciled. :returns: those whose last recheck this was."""
-        now, last = time.monotonic(), []
+        last = []
         for sandbox in sandboxes:
             step = self.pending[sandbox].step + 1
             if step < len(self._pauses):
-                self.pending[sandbox] = Recheck(step, now + self._pauses[step])
+                self.pending[sandbox] = self._next(sandbox, step)
             else:
                 del self.pending[sandbox]
                 last.append(sandbox)
@@ -104,7 +129,7 @@ class Passes:
         self._node_state = reconciler.node_state
         self._guests, self._saving, self._proc_events = guests, saving, proc_events
         self._passed, self._timeouts = passed, timeouts
-        self.rechecks = RecheckSchedule(timeouts.rechecks)
+        self.rechecks = RecheckSchedule(timeouts.rechecks, self._node_state.is_settled)
         self._queries: set[asyncio.Task[None]] = set()
         self._turns = -1  #: The value of `NodeState.placement_turns` after the last pass.
 
@@ -113,7 +138,9 @@ class Passes:
         """Reconcile sandboxes.
         :param since: when the event came that causes the pass (time.perf_counter()).
         :param scan: as for `Reconciler.reconcile`."""
+        sandboxes = set(sandboxes)
         self.record(self._reconciler.reconcile(sandboxes, scan=scan), why, since)
+        self.rechecks.passed(sandboxes)
 
     def follow_hook(self, sandboxes: set[SandboxId], since: float) -> None:
         """Reconcile the sandboxes of a hook's message now, and again while they settle."""
@@ -148,7 +175,7 @@ class Passes:
         while True:
             due = await self.rechecks.due()
             with log.operation():
-                self.run(due, "recheck")
+                self.record(self._reconciler.reconcile(due), "recheck")
                 self.ask_qmp()
                 self._saving.save_soon(only_if_unsaved=True)
                 for sandbox in self.rechecks.checked(due):

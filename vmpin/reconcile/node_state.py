@@ -326,6 +326,13 @@ class NodeState:
         thread set, and a sandbox without a sign of a VM has none."""
         self.inventory.forks_reported = reported
 
+    def is_settled(self, sandbox: SandboxId) -> bool:
+        """Whether a sandbox's VM has its masks, and the kernel reports each new thread of it, with a name that shows
+        whether it is a vCPU."""
+        vm = self.vms.get(sandbox)
+        return (self.inventory.forks_reported and vm is not None and vm.vcpus_identified and vm.found_by == "names"
+                and not self.pinner.of(sandbox).open)
+
     def take_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """Record the answer of PodResources, None without one."""
         self.source_disagreements.resources = resources

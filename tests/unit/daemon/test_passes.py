@@ -60,7 +60,7 @@ def test_a_waiter_is_woken_by_one_that_is_due_sooner() -> None:
         made.checked([A])
         waiting = asyncio.create_task(made.due())
         await asyncio.sleep(0.01)
-        made.restart([A])  # something is reported of it again
+        made.restart([A])  # something is settled of it again
         async with asyncio.timeout(120):
             assert await waiting == [A]
 
@@ -86,3 +86,37 @@ def test_threads_without_names_that_come_all_the_time_do_not_begin_it_anew() -> 
         assert not made.pending
 
     asyncio.run(scenario())
+
+
+def test_a_settled_vm_is_rechecked_three_times_over_the_same_time(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    settled = {A}
+    made = RecheckSchedule(settled=settled.__contains__)
+    steps = []
+    made.restart([A])
+    while A in made.pending:
+        steps.append(made.pending[A].step)
+        now = made.pending[A].due
+        made.checked([A])
+    assert steps == [3, 5, 7]
+    assert now == pytest.approx(1000.0 + sum(TIMEOUTS.rechecks))
+    made.restart([A])
+    settled.clear()  # a thread without a name is searched for as often as before
+    made.checked([A])
+    assert made.pending[A].step == 4
+
+
+def test_a_pass_that_comes_shortly_before_a_recheck_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    made = RecheckSchedule(settled={A}.__contains__)
+    made.restart([A, B])
+    made.passed([A, B])
+    assert (made.pending[A].step, made.pending[B].step) == (3, 0)
+    now = made.pending[A].early
+    made.passed([A, B])
+    assert (made.pending[A].step, made.pending[B].step) == (5, 0)  # B may have threads that no event reports
+    now = made.pending[A].early
+    assert asyncio.run(made.due()) == [A, B]  # in one turn of the loop

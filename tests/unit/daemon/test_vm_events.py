@@ -16,7 +16,7 @@ from system_calls import system_calls
 
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.events import ContainerSeen, Source
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, VcpuState
 from vmpin.guests import vm_guest
 from vmpin.guests.manager import GuestManager
 from vmpin.host import affinity
@@ -79,6 +79,28 @@ async def test_a_containers_life_sets_masks_twice_and_derives_two_maps(
         assert made[verb]["sched_getaffinity"] == 3 * threads  # compared, right before the set, and afterwards
     assert calls == {"guest_map": 2, "place": 3}  # START ends the runtime's request
     assert VM in watcher.passes.rechecks.pending
+
+
+async def test_a_vm_is_rechecked_seldom_while_it_has_its_masks_and_all_its_threads_are_reported_and_named(
+        watcher: Watcher, machine: Machine) -> None:
+    node_state, vm = machine.node_state, machine.node_state.vms[VM]
+    vm.vcpu_state, vm.found_by = VcpuState.IDENTIFIED, "names"
+    for verb in Verb.CREATE, Verb.POST_START:
+        report(watcher, verb, str(machine.other))
+        assert watcher.passes.rechecks.pending[VM].step == 3
+    vm.found_by = "kvm_run"
+    assert not node_state.is_settled(VM)
+    vm.found_by, vm.vcpu_state = "names", VcpuState.UNIDENTIFIED
+    assert not node_state.is_settled(VM)
+    vm.vcpu_state = VcpuState.IDENTIFIED
+    node_state.pinner.recheck(VM)  # a cgroup refused a mask, for instance
+    assert not node_state.is_settled(VM)
+    watcher.passes.run([VM], "recheck")
+    assert node_state.is_settled(VM)
+    node_state.forks_reported(False)
+    assert not node_state.is_settled(VM)
+    report(watcher, Verb.POST_START, str(machine.other))
+    assert watcher.passes.rechecks.pending[VM].step == 0
 
 
 async def test_a_recheck_that_changes_nothing_reads_masks_and_looks_at_no_guest(
