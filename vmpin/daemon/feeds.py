@@ -21,7 +21,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.event_queue import NriQueue, merged
-from vmpin.sources.nri.nri_events import NriCounters, NriEvent
+from vmpin.sources.nri.nri_events import NriCounters, NriEvent, never_waits
 from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class NriFeed:
 
     def __init__(self, config: Config, take: Callable[[list[NriEvent], float, bool], None], ended: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS, decider: CpuDecider | None = None,
-                 can_wait: CanWait = lambda pod, handler, cpus, new: False) -> None:
+                 can_wait: CanWait = never_waits) -> None:
         self._config, self._timeouts, self._decider, self._can_wait = config, timeouts, decider, can_wait
         self._take, self._ended = take, ended
         self._queues: list[NriQueue] = []

@@ -20,6 +20,7 @@ from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.virtual_machine import Vm
 
 UNNAMED = 4  #: Step to which a schedule falls back when another unnamed thread appears.
+WAITED = 4  #: Step with which a settled VM's schedule begins after events that have waited (event_queue.PATIENCE).
 #: The steps at which a settled VM is rechecked, apart from the last one.
 OF_SETTLED = frozenset((3, 5))
 
@@ -37,7 +38,7 @@ class RecheckSchedule:
     """When sandboxes are reconciled again after a report on them: soon, then ever more seldom. A VMM creates its vCPU
     threads, and hotplugs more, in the moments after the runtime called. A settled VM is rechecked for its masks alone,
     which change without an event when the runtime moves threads to another cgroup.
-    :param pauses: seconds before each recheck. :param settled: see `NodeState.is_settled`."""
+    :param pauses: seconds before each recheck. :param settled: see `NodeView.is_settled`."""
 
     def __init__(self, pauses: tuple[float, ...] = TIMEOUTS.rechecks,
                  settled: Callable[[SandboxId], bool] = lambda sandbox: False) -> None:
@@ -55,10 +56,10 @@ class RecheckSchedule:
             pause += self._pauses[step]
         return Recheck(step, now + pause, now + pause / 2)
 
-    def restart(self, sandboxes: Iterable[SandboxId]) -> None:
-        """Begin the schedule of each sandbox, from its first step."""
+    def restart(self, sandboxes: Iterable[SandboxId], step: int = 0) -> None:
+        """Begin the schedule of each sandbox, from its first step; that of a settled VM from `step` on."""
         for sandbox in sandboxes:
-            self.pending[sandbox] = self._next(sandbox, 0)
+            self.pending[sandbox] = self._next(sandbox, step if self._settled(sandbox) else 0)
             self._changed.set()
 
     def passed(self, sandboxes: Iterable[SandboxId]) -> None:
@@ -129,7 +130,7 @@ class Passes:
         self._node_state = reconciler.node_state
         self._guests, self._saving, self._proc_events = guests, saving, proc_events
         self._passed, self._timeouts = passed, timeouts
-        self.rechecks = RecheckSchedule(timeouts.rechecks, self._node_state.is_settled)
+        self.rechecks = RecheckSchedule(timeouts.rechecks, self._view.is_settled)
         self._queries: set[asyncio.Task[None]] = set()
         self._turns = -1  #: The value of `NodeState.placement_turns` after the last pass.
 
@@ -147,9 +148,10 @@ class Passes:
         self.run(sandboxes, "hook", since)
         self.recheck_soon(sandboxes)
 
-    def recheck_soon(self, sandboxes: Iterable[SandboxId]) -> None:
-        """Have sandboxes rechecked from the first step on, those that have a VM or may get one."""
-        self.rechecks.restart(filter(self._node_state.may_get_vm, sandboxes))
+    def recheck_soon(self, sandboxes: Iterable[SandboxId], waited: bool = False) -> None:
+        """Have sandboxes rechecked from the first step on, those that have a VM or may get one.
+        :param waited: whether the reports on them have waited: the pass over them was the first recheck."""
+        self.rechecks.restart(filter(self._node_state.may_get_vm, sandboxes), WAITED if waited else 0)
 
     def record(self, report: PassReport, why: str, since: float | None = None) -> None:
         """Count a pass, and have guests and rechecks follow it."""

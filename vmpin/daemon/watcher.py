@@ -216,7 +216,7 @@ class Watcher:
         if grows:
             self._cpuset_files.expect_moves(grows)
             self._watch_files()
-        self.passes.recheck_soon(begun | grows)
+        self.passes.recheck_soon(begun | grows, waited)
         # A container that shares CPUs, and is in no VM, is in the state file from the next resync on.
         only_if_unsaved = self.view.ownership is ownership and touched.isdisjoint(self.view.vms)
         self.saving.save_soon(only_if_unsaved)

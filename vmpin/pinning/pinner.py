@@ -77,6 +77,11 @@ class Pinner:
         masks, early = self._masks.get(sandbox), time.monotonic() - self.grace
         return masks is not None and any(since > early for _, since in masks.early_refusals.values())
 
+    def holds(self, sandbox: SandboxId) -> bool:
+        """Whether all masks of a VM were as placed when they were compared or set last."""
+        masks = self._masks.get(sandbox)
+        return masks is not None and not masks.open
+
     def recheck(self, sandbox: SandboxId) -> None:
         """Make the next pass compare each of a VM's threads."""
         self.of(sandbox).open = True

@@ -15,10 +15,9 @@ from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.spool import Spool
 
 if TYPE_CHECKING:
-    from vmpin.cpuset import CpuSet
     from vmpin.reconcile.view import NodeView
     from vmpin.runtime.oci import HookState
-    from vmpin.sources.nri.nri_events import NriEvent
+    from vmpin.sources.nri.nri_events import CallFacts, NriEvent
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +82,32 @@ def apply_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId]:
     return received("hook", {event.sandbox for event in events})
 
 
-def can_wait(view: "NodeView", pod: SandboxId, handler: str, cpus: "CpuSet | None", new: bool) -> bool:
-    """Whether an event of the runtime's may wait for those that follow it: of a container without a cpuset, or with
-    the shared pool, or of a pod, outside VMs. It moves no CPUs of others, unless these are owned as far as no other
-    container may use them (authority `observed`). Called in the thread of NRI.
-    :param cpus: the container's; None for none, and for a pod. :param new: whether the pod has just been created."""
+def can_wait(view: "NodeView", call: "CallFacts") -> bool:
+    """Whether an event of the runtime's may wait for those that follow it, as it moves no CPUs. Called in the thread
+    of NRI. Without a VM: an event of a pod, or of a container without a cpuset, or with the shared pool, unless CPUs
+    are owned as far as no other container may use them (authority `observed`)."""
+    _, pod, _, handler, cpus = call
+    if pod in view.vms:
+        return _is_expected(view, call)
     ownership = view.ownership
-    if cpus not in (None, ownership.pool) or pod in view.vms or named_for_kata(handler):
+    if cpus not in (None, ownership.pool) or named_for_kata(handler):
         return False
-    if new and view.may_get_vm(pod):
+    if call.new_pod and view.may_get_vm(pod):
         return False
     return not ownership.exclusive or Rank.OBSERVED.label not in view.rulings.authorities
+
+
+def _is_expected(view: "NodeView", call: "CallFacts") -> bool:
+    """Whether a container of a settled VM has started with the CPUs that it was created with, or is removed after its
+    end. What the runtime changes on the host for a container, Kata changes before START (its vCPUs, its cgroup), or
+    with the end of its process."""
+    sandbox = view.sandboxes.get(call.pod)
+    record = None if sandbox is None else sandbox.containers.get(call.container)
+    if record is None or not view.is_settled(call.pod):
+        return False
+    if call.started:
+        return not (record.pending or record.stopped) and call.cpus in (None, record.container.cpuset)
+    return call.removed and record.stopped
 
 
 @log.operation()

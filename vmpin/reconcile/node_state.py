@@ -326,13 +326,6 @@ class NodeState:
         thread set, and a sandbox without a sign of a VM has none."""
         self.inventory.forks_reported = reported
 
-    def is_settled(self, sandbox: SandboxId) -> bool:
-        """Whether a sandbox's VM has its masks, and the kernel reports each new thread of it, with a name that shows
-        whether it is a vCPU."""
-        vm = self.vms.get(sandbox)
-        return (self.inventory.forks_reported and vm is not None and vm.vcpus_identified and vm.found_by == "names"
-                and not self.pinner.of(sandbox).open)
-
     def take_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """Record the answer of PodResources, None without one."""
         self.source_disagreements.resources = resources
@@ -406,6 +399,11 @@ class NodeState:
         state = self.state.sandboxes.get(sandbox)
         return not self.inventory.forks_reported or self.has_vm(sandbox) or sandbox in self.helped() or (
             state is not None and (state.vmm is not None or state.runtime == "vmm" or named_for_kata(state.handler)))
+
+    def is_settled(self, sandbox: SandboxId) -> bool:
+        vm = self.vms.get(sandbox)
+        return (self.inventory.forks_reported and vm is not None and vm.vcpus_identified and vm.found_by == "names"
+                and self.pinner.holds(sandbox))
 
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""

@@ -169,6 +169,10 @@ class NodeView(Protocol):
     def may_get_vm(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox has a VM, or may get one that no event reports. Any thread may call it."""
 
+    def is_settled(self, sandbox: SandboxId) -> bool:
+        """Whether a sandbox's VM has its masks, and the kernel reports each new thread of it, with a name that shows
+        whether it is a vCPU. Any thread may call it."""
+
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
 

@@ -14,6 +14,7 @@ from newcomers import Machine, sandbox, start_time
 from nri_events import container, pod
 from system_calls import system_calls
 
+from vmpin.cpuset import CpuSet
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.events import ContainerSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, VcpuState
@@ -23,7 +24,8 @@ from vmpin.host import affinity
 from vmpin.host.lock import Lock
 from vmpin.reconcile import placement_cache
 from vmpin.reconcile.cpuset_files import CpusetFiles
-from vmpin.sources.nri.nri_events import ContainerEvent
+from vmpin.reconcile.intake import can_wait
+from vmpin.sources.nri.nri_events import CallFacts, ContainerEvent
 from vmpin.sources.spool import Spool
 from vmpin.wire.nri_enums import CREATED, RUNNING, STOPPED, Verb
 
@@ -46,9 +48,14 @@ def watcher(machine: Machine, crowd: Path) -> Iterator[Watcher]:
         yield Watcher(lambda: config, machine.reconciler, Spool(config.paths.spool), [], lock)
 
 
-def report(watcher: Watcher, verb: Verb, cpus: str, name: str = "c1") -> None:
+def report(watcher: Watcher, verb: Verb, cpus: str, name: str = "c1", waited: bool = False) -> None:
     watcher._on_nri([ContainerEvent(verb, pod(id_=VM), container(name, cpus, LIFE[verb], pod_=VM), time.time_ns())],
-                    time.perf_counter(), False)
+                    time.perf_counter(), waited)
+
+
+def waiting(watcher: Watcher, cpus: CpuSet) -> set[Verb]:
+    """The calls about a container whose events may wait."""
+    return {verb for verb in Verb if can_wait(watcher.view, CallFacts(verb, VM, ContainerId("c1"), "kata", cpus))}
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: Counter[str]) -> None:
@@ -101,6 +108,25 @@ async def test_a_vm_is_rechecked_seldom_while_it_has_its_masks_and_all_its_threa
     assert not node_state.is_settled(VM)
     report(watcher, Verb.POST_START, str(machine.other))
     assert watcher.passes.rechecks.pending[VM].step == 0
+
+
+async def test_an_expected_start_or_removal_in_a_settled_vm_waits_and_its_pass_is_a_recheck(
+        watcher: Watcher, machine: Machine) -> None:
+    vm = machine.node_state.vms[VM]
+    vm.vcpu_state, vm.found_by = VcpuState.IDENTIFIED, "names"
+    for verb in Verb.CREATE, Verb.POST_CREATE:
+        report(watcher, verb, str(machine.other))
+        assert not waiting(watcher, machine.other)
+    report(watcher, Verb.START, str(machine.other))
+    assert not waiting(watcher, machine.pool)  # other CPUs than it was created with
+    assert waiting(watcher, machine.other) == {Verb.POST_START}
+    report(watcher, Verb.POST_START, str(machine.other), waited=True)
+    assert machine.node_state.counters.passes["nri"] == 4
+    assert watcher.passes.rechecks.pending[VM].step == 5
+    report(watcher, Verb.STOP, str(machine.other))
+    assert waiting(watcher, machine.other) == {Verb.REMOVE}
+    machine.node_state.forks_reported(False)
+    assert not waiting(watcher, machine.other)
 
 
 async def test_a_recheck_that_changes_nothing_reads_masks_and_looks_at_no_guest(

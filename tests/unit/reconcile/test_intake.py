@@ -6,9 +6,9 @@ from newcomers import Machine, sandbox
 from nri_events import container, pod
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import SandboxId
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconcile.intake import can_wait, take_nri
-from vmpin.sources.nri.nri_events import ContainerEvent
+from vmpin.sources.nri.nri_events import CallFacts, ContainerEvent
 from vmpin.wire.nri_enums import Verb
 
 pytest_plugins = ["given_unit"]
@@ -19,24 +19,25 @@ def of(verb: Verb, name: str = "runc", cpus: str | None = None, handler: str = "
 
 
 def waits(machine: Machine, name: str = "runc", handler: str = "", cpus: CpuSet | None = None,
-          new: bool = False) -> bool:
-    return can_wait(machine.reconciler.view, SandboxId(sandbox(name)), handler, cpus, new)
+          verb: Verb = Verb.START) -> bool:
+    return can_wait(machine.reconciler.view,
+                    CallFacts(verb, SandboxId(sandbox(name)), ContainerId("c1"), handler, cpus))
 
 
 def test_an_event_that_moves_nothing_waits_for_those_that_follow_it(machine: Machine) -> None:
     machine.vmm("vm")
     machine.reconciler.resync(full=True)
     machine.node_state.forks_reported(True)
-    for new in (False, True):
-        assert waits(machine, new=new)
-        assert not waits(machine, "vm", new=new)
-        assert not waits(machine, handler="kata-clh", new=new)
+    for verb in (Verb.START, Verb.RUN_POD):
+        assert waits(machine, verb=verb)
+        assert not waits(machine, "vm", verb=verb)
+        assert not waits(machine, handler="kata-clh", verb=verb)
     assert not waits(machine, cpus=CpuSet((1,)))
 
 
 def test_a_new_pod_waits_only_where_the_kernel_reports_vmms(machine: Machine) -> None:
     machine.reconciler.resync(full=True)
-    assert not waits(machine, new=True)
+    assert not waits(machine, verb=Verb.RUN_POD)
     assert waits(machine)
 
 

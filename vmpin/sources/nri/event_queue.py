@@ -108,9 +108,10 @@ class NriQueue:
         return NriBatch(events, times, waited, lost)
 
     def sandboxes(self) -> set[SandboxId]:
-        """The sandboxes of the waiting events; of a list, all its sandboxes."""
+        """The sandboxes of the events that have not been taken, without those that can wait: these move no CPUs. Of a
+        list, all its sandboxes."""
         with self._lock:
-            return {sandbox for *_, event in self._events for sandbox in _sandboxes(event)}
+            return {sandbox for _, _, waits, event in self._events if not waits for sandbox in _sandboxes(event)}
 
     def close(self) -> None:
         """Drop all events, and every later one."""

@@ -102,9 +102,35 @@ class UndecodedCall(NamedTuple):
     event: Callable[[], PodEvent | ContainerEvent | None]
 
 
-#: Whether an event may wait for those that follow it, by its pod, the pod's runtime handler, the container's CPUs
-#: (None for none), and whether the pod is new (RUN_POD). Called in the plugin's thread.
-CanWait = Callable[[SandboxId, str, CpuSet | None, bool], bool]
+class CallFacts(NamedTuple):
+    """What shows whether a call's event may wait: `handler` is the pod's runtime handler, `cpus` the container's (None
+    for none). `container` is "" in a call about a pod."""
+
+    verb: Verb
+    pod: SandboxId
+    container: ContainerId
+    handler: str
+    cpus: CpuSet | None
+
+    @property
+    def new_pod(self) -> bool:
+        return self.verb is Verb.RUN_POD
+
+    @property
+    def started(self) -> bool:
+        return self.verb is Verb.POST_START
+
+    @property
+    def removed(self) -> bool:
+        return self.verb is Verb.REMOVE
+
+
+#: Whether an event may wait for those that follow it. Called in the plugin's thread.
+CanWait = Callable[[CallFacts], bool]
+
+
+def never_waits(call: CallFacts) -> bool:
+    return False
 
 
 class NriUpdate(NamedTuple):

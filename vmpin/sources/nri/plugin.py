@@ -20,7 +20,7 @@ from vmpin.domain.model import ContainerId
 from vmpin.errors import ConfigError, WireError
 from vmpin.sources.nri.connection import MAX_UNSENT, NriStream, explained, inherited
 from vmpin.sources.nri.event_queue import NriQueue
-from vmpin.sources.nri.nri_events import Disconnected, NriCounters, NriUpdate
+from vmpin.sources.nri.nri_events import Disconnected, NriCounters, NriUpdate, never_waits
 
 if TYPE_CHECKING:
     from vmpin.host.retry import Backoff
@@ -57,7 +57,7 @@ class NriPlugin:
                  on_state: Callable[[bool, str], None] = lambda up, text: None, once: bool = False,
                  rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT,
                  decider: CpuDecider | None = None,
-                 can_wait: CanWait = lambda pod, handler, cpus, new: False) -> None:
+                 can_wait: CanWait = never_waits) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name) or not re.fullmatch(r"[0-9]{2}", index):
             raise ConfigError(f"NRI plugin {name!r} with index {index!r}: a name is made of A-Za-z0-9_.+-, an index "
                               "is two digits")
@@ -254,7 +254,7 @@ class NriPlugin:
 
 def from_environment(queue: NriQueue, on_state: Callable[[bool, str], None],
                      environ: MutableMapping[str, str] = os.environ, decider: CpuDecider | None = None,
-                     can_wait: CanWait = lambda pod, handler, cpus, new: False) -> NriPlugin | None:
+                     can_wait: CanWait = never_waits) -> NriPlugin | None:
     """If the runtime started this process as a plugin: the plugin with the inherited connection, which it ends with;
     else None. :raises ConfigError: see `connection.inherited`."""
     started = inherited(environ)

@@ -29,6 +29,7 @@ from vmpin.sources.nri.call_codec import (
     encode_registration,
 )
 from vmpin.sources.nri.nri_events import (
+    CallFacts,
     CanWait,
     ContainerEvent,
     CpuAnswer,
@@ -40,6 +41,7 @@ from vmpin.sources.nri.nri_events import (
     PodEvent,
     Synced,
     UndecodedCall,
+    never_waits,
 )
 from vmpin.wire import nri_messages, ttrpc
 from vmpin.wire.nri_enums import METHODS, Verb, mask
@@ -91,14 +93,15 @@ class NriCalls:
     def later(self, received: ReceivedCall, event: Callable[[], PodEvent | ContainerEvent | None]) -> CallOutcome:
         """Answer a call with nothing. :param event: decodes it, and is called when it is taken from the queue."""
         self._counters.events += 1
-        sandbox, handler, text = received.sandbox, received.message.pod.runtime_handler, received.cpus
+        sandbox, text = received.sandbox, received.cpus
         try:
             cpus = CpuSet.parse(text) if text else None
         except CpuSetError:  # left out, and counted, when the call is decoded
             return CallOutcome(events=(UndecodedCall(sandbox, event),))
         requested = received.requested
-        waits = (requested is None or not requested.cpu.cpus) and self._can_wait(
-            sandbox, handler, cpus, received.verb is Verb.RUN_POD)
+        waits = (requested is None or not requested.cpu.cpus) and self._can_wait(CallFacts(
+            received.verb, sandbox, ContainerId(received.message.container.id),
+            received.message.pod.runtime_handler, cpus))
         return CallOutcome(events=(UndecodedCall(sandbox, event),), waits=waits)
 
     def run_pod_sandbox(self, call: NriCall) -> CallOutcome:
@@ -187,9 +190,10 @@ class NriCalls:
         match event:
             case ContainerEvent(requested=None):
                 handler = "" if event.pod is None else event.pod.handler
-                return self._can_wait(event.container.pod, handler, event.container.cpus, False)
+                return self._can_wait(CallFacts(event.verb, event.container.pod, event.container.id, handler,
+                                                event.container.cpus))
             case PodEvent():
-                return self._can_wait(event.pod.id, event.pod.handler, None, event.verb is Verb.RUN_POD)
+                return self._can_wait(CallFacts(event.verb, event.pod.id, ContainerId(""), event.pod.handler, None))
         return False
 
     def _list_updates(self, everything: NriList) -> Sequence[SideUpdate]:
@@ -261,7 +265,7 @@ class NriSession:
 
     def __init__(self, name: str, index: str, counters: NriCounters, logged: set[str],
                  updates: Mapping[ContainerId, NriUpdate], peer: int, decider: CpuDecider | None = None,
-                 can_wait: CanWait = lambda pod, handler, cpus, new: False) -> None:
+                 can_wait: CanWait = never_waits) -> None:
         self.name = name
         self.index = index
         self.counters = counters
