@@ -33,7 +33,7 @@ OTHERS = 100
 #: Between two calls (s): a runtime works that long on each, and the watcher is done with the one before.
 _PAUSE = 0.02
 #: Seconds after a container's end: until the state file is written, and while a VM is still looked at again.
-_CALM = TIMEOUTS.save + 0.1
+_CALM = TIMEOUTS.save[1] + 0.1
 _RECHECKS = sum(TIMEOUTS.rechecks) + 1
 _PATIENCE = 120.0
 

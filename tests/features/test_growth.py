@@ -209,7 +209,7 @@ async def watching(machine: Machine, binary: Path) -> AsyncIterator[tuple[Watche
         with Lock(config.paths.lock_file) as lock:
             spool.prepare()
             watcher = Watcher(lambda: config, machine.reconciler, spool, [], lock, Timeouts(
-                save=0.001, file_calm=0.001, rechecks=(0.001, 0.01), scrape_age=0.0))
+                save=(0.001, 0.001), file_calm=0.001, rechecks=(0.001, 0.01), scrape_age=0.0))
             task = asyncio.create_task(watcher.run(tasks_of))
             runtime = NriRuntime((await asyncio.to_thread(listener.accept))[0])
             await asyncio.to_thread(runtime.begin)

@@ -49,7 +49,7 @@ class Place:
             spool = Spool(config.paths.spool)
             spool.prepare()
             made = Watcher(lambda: self.load(), Reconciler(config), spool, [], lock,
-                           timeouts or Timeouts(save=0.001, file_calm=0.001), lambda: self.changed())
+                           timeouts or Timeouts(save=(0.001, 0.001), file_calm=0.001), lambda: self.changed())
             task = asyncio.create_task(made.run(tasks_of))
             await until(lambda: made.about is not None or task.done())
             try:

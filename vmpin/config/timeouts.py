@@ -30,7 +30,9 @@ class Timeouts:
     #: From the start to loading what samples and the first guest need: the runtime's list comes before that.
     settling: float = 0.5
     loop_lag: float = 0.5  #: Between two measurements of the loop's lag.
-    save: float = 0.2  #: From the first change of the state to the write of the state file: events come in bursts.
+    #: From the first change of the state to the write of the state file, as events come in bursts: from the first on
+    #: with other work of the loop, after the second in any case.
+    save: tuple[float, float] = (0.2, 0.5)
     file_calm: float = 0.02  #: From the first inotify event to reading the files: files change in bursts.
     nri_sync: float = 2.0  #: Within this time a runtime synchronizes an NRI plugin that it started itself.
     pod_resources: float = 2.0  #: For an answer of the kubelet's PodResources API.

@@ -180,6 +180,7 @@ class Passes:
                 self.record(self._reconciler.reconcile(due), "recheck")
                 self.ask_qmp()
                 self._saving.save_soon(only_if_unsaved=True)
+                self._saving.save_with_others()
                 for sandbox in self.rechecks.checked(due):
                     vm = self._view.vms.get(sandbox)
                     if vm is not None and not vm.vcpus_identified:

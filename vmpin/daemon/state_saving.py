@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 
 from vmpin.config.timeouts import Timeouts
@@ -19,8 +21,9 @@ class StateSaving:
                  timeouts: Timeouts) -> None:
         self._node_state, self._spool, self._lock, self._lost = node_state, spool, lock, lost
         self.kept = kept
-        self._pause = timeouts.save
-        self._due = asyncio.Event()
+        self._pauses = timeouts.save
+        self._changed, self._due = asyncio.Event(), asyncio.Event()
+        self._early = math.inf  #: From then on it may be written in a turn of the loop that has other work.
 
     def prepare_again(self) -> None:
         """Create the spool's directory and the state file again, after the run directory was."""
@@ -30,14 +33,26 @@ class StateSaving:
     def save_soon(self, only_if_unsaved: bool = False) -> None:
         """Have the state file written a moment later. :param only_if_unsaved: only if it lacks something that no list
         of the runtime's repeats."""
-        if not only_if_unsaved or self._node_state.unsaved:
+        state = self._node_state
+        if (state.unsaved if only_if_unsaved else state.outdated or self.kept) and not self._changed.is_set():
+            self._early = time.monotonic() + self._pauses[0]
+            self._changed.set()
+
+    def save_with_others(self) -> None:
+        """Have it written in this turn of the loop, if it is early enough: each wake-up costs as much as the write."""
+        if self._changed.is_set() and time.monotonic() >= self._early:
             self._due.set()
 
     async def run(self) -> None:
         """Write the state file whenever it is due, until cancelled."""
         while True:
-            await self._due.wait()
-            await asyncio.sleep(self._pause)
+            await self._changed.wait()
+            timer = asyncio.get_running_loop().call_later(self._pauses[1], self._due.set)
+            try:
+                await self._due.wait()
+            finally:
+                timer.cancel()
+            self._changed.clear()
             self._due.clear()
             self.save()
 

@@ -220,6 +220,7 @@ class Watcher:
         # A container that shares CPUs, and is in no VM, is in the state file from the next resync on.
         only_if_unsaved = self.view.ownership is ownership and touched.isdisjoint(self.view.vms)
         self.saving.save_soon(only_if_unsaved)
+        self.saving.save_with_others()
 
     @log.operation()
     def _on_files(self, written: set[Path], since: float) -> None:

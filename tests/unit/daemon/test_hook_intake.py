@@ -150,6 +150,37 @@ def test_nothing_is_written_without_the_lock(place: Place, raw: bytes, lock: Loc
     assert os.listdir(spool.path) == []
 
 
+@pytest.mark.parametrize(("early", "written"), [(0.0, True), (3600.0, False)])
+def test_the_state_is_written_with_other_work_of_the_loop_once_it_is_early_enough(
+        place: Place, raw: bytes, lock: Lock, early: float, written: bool) -> None:
+    reconciler, spool = place
+    state_file = reconciler.node_state.config.paths.state_file
+
+    async def scenario() -> None:
+        saving = StateSaving(reconciler.node_state, spool, [], lock, lambda: None, Timeouts(save=(early, 3600.0)))
+        hooks = HookIntake(reconciler.node_state, spool, saving, lambda sandboxes, since: None)
+        task = asyncio.create_task(saving.run())
+        assert await hooks.receive(raw, 0) == b"ok\n"
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not state_file.exists()
+        saving.save_with_others()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert state_file.exists() is written
+        saving.save()
+        saving.save_soon()  # there is nothing left to be saved
+        saving.save_with_others()
+        written_at = state_file.stat().st_ino
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert state_file.stat().st_ino == written_at
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_messages_within_a_moment_are_saved_together(place: Place, raw: bytes, lock: Lock) -> None:
     reconciler, spool = place
     saves: list[float] = []
@@ -160,7 +191,8 @@ def test_messages_within_a_moment_are_saved_together(place: Place, raw: bytes, l
             super().save()
 
     async def scenario() -> None:
-        saving_counted = Counted(reconciler.node_state, spool, [], lock, lambda: None, Timeouts(save=0.05))
+        timeouts = Timeouts(save=(0.05, 0.05))
+        saving_counted = Counted(reconciler.node_state, spool, [], lock, lambda: None, timeouts)
         hooks = HookIntake(reconciler.node_state, spool, saving_counted, lambda sandboxes, since: None)
         for _ in range(3):
             assert await hooks.receive(raw, 0) == b"ok\n"

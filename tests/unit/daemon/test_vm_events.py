@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections import Counter
@@ -127,6 +128,44 @@ async def test_an_expected_start_or_removal_in_a_settled_vm_waits_and_its_pass_i
     assert waiting(watcher, machine.other) == {Verb.REMOVE}
     machine.node_state.forks_reported(False)
     assert not waiting(watcher, machine.other)
+
+
+async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_seven_times(
+        watcher: Watcher, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times for the runtime's calls, the last of them with the first recheck and the state file; then for the
+    two other rechecks."""
+    now, wakes, loop = time.monotonic(), list[float](), asyncio.get_running_loop()
+    began, selector = now, loop._selector  # type: ignore[attr-defined]
+    poll = selector.select
+
+    def select(timeout: float | None) -> object:
+        """No time passes but while the loop sleeps."""
+        nonlocal now
+        if timeout is None or timeout > 0:
+            now += timeout or 3600
+            wakes.append(round(now - began, 2))
+        return poll(0)
+
+    vm = machine.node_state.vms[VM]
+    vm.vcpu_state, vm.found_by = VcpuState.IDENTIFIED, "names"
+    watcher.saving.save()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(selector, "select", select)
+    tasks = [asyncio.create_task(task) for task in (watcher.passes.recheck(), watcher.saving.run())]
+    cpus, at = str(machine.other), {0.01: [Verb.CREATE], 0.02: [Verb.POST_CREATE], 0.04: [Verb.START],
+                                    0.08: [Verb.POST_START, Verb.STOP], 0.35: [Verb.REMOVE]}
+    for after, verbs in at.items():
+        for verb in verbs:
+            loop.call_later(after, report, watcher, verb, cpus, "c1", verb is Verb.REMOVE)
+    written = machine.node_state.config.paths.state_file
+    before = written.stat().st_ino
+    await asyncio.sleep(60)
+    assert wakes == [*at, 1.55, 6.35, 60.0]
+    assert machine.node_state.counters.passes == {"nri": 6, "recheck": 2}
+    assert written.stat().st_ino != before
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_recheck_that_changes_nothing_reads_masks_and_looks_at_no_guest(
