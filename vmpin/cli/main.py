@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -57,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(arguments: Sequence[str]) -> int:
     """Run a command line, print its error, and return the exit code. :raises BrokenPipeError: if the reader of the
     output has ended."""
+    silent = signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # as __main__ has set it, for the loading before
     try:
+        if silent:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         arguments = without_alias(arguments)
         _refuse_unknown(arguments)
         parsed = _parsed(arguments)
@@ -85,6 +89,9 @@ def _carry_out(arguments: Sequence[str]) -> int:
                   "  a mistake of vmpin's, or the answer of a watcher of another version; with VMPIN_DEBUG=1 in the "
                   "environment it shows where")
         return 1
+    finally:
+        if silent:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 
 

@@ -222,3 +222,33 @@ def test_an_output_on_a_full_disk_is_one_line_and_the_exit_code(words: list[str]
     assert done.returncode == code
     if code == 1:
         assert done.stderr == "vmpin: [Errno 28] No space left on device\n"
+
+
+#: Ctrl-C at the import of a module that the command line loads, before its first statement and while it runs a verb.
+_INTERRUPTED = """\
+import os, signal, sys
+module = sys.argv[1]
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["--config", "/dev/null", *sys.argv[2:]]
+from vmpin.cli.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("module", "code"), [
+    ("vmpin.cli.main", -2), ("vmpin.cli.verbs", -2), ("vmpin.config.loading", -2), ("vmpin.cli.config", 130)])
+def test_ctrl_c_at_any_moment_ends_a_command_without_a_trace(module: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED, module, "config"], env=ENVIRONMENT, text=True,
+                          capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_ctrl_c_that_was_ignored_at_the_start_stays_so() -> None:
+    done = subprocess.run(["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", _INTERRUPTED,
+                           "vmpin.cli.verbs", "config"], env=ENVIRONMENT, text=True, capture_output=True, timeout=120,
+                          check=False)
+    assert (done.returncode, done.stderr) == (0, "")
