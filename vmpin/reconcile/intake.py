@@ -32,7 +32,7 @@ class NriOutcome(NamedTuple):
 
 def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
     """Apply the spooled messages except those named in `but`. :returns: the names of those that need no second try.
-    :param tidy: whether to remove other files from the spool."""
+    :param tidy: whether to remove unusable files from the spool."""
     waiting = spool.waiting(but, tidy)
     if not waiting:
         return []

@@ -35,15 +35,14 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     if not given_back:
         return False
     # Not at the top: a starting watcher does not need them, and asyncio takes as long as all other imports.
-    import shutil
-
     from vmpin.host import sockets
+    from vmpin.sources.spool import Spool
 
     for path in _files(config):
         path.unlink(missing_ok=True)
     if config.metrics.address is not None and config.metrics.address.path is not None:
         sockets.remove_left(config.metrics.address.path)
-    shutil.rmtree(config.paths.spool, ignore_errors=True)
+    Spool(config.paths.spool).remove_all()
     config.paths.lock_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.rmdir(config.paths.status_socket.parent)

@@ -6,8 +6,10 @@ harmless. """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import time
 from pathlib import Path
 
@@ -21,6 +23,10 @@ logger = logging.getLogger(__name__)
 MAX_FILES = 10_000
 #: Bytes of a state (runtime.oci.MAX_STATE), and of the line that the hook sends before it.
 MAX_BYTES = (4 << 20) + 4096
+#: Bytes of all messages that are read at once; a state has some kB, and more by a pod's annotations.
+MAX_TOGETHER = 64 << 20
+#: What a hook, or a watcher, writes before it gives the file its name; one that was killed leaves it.
+_UNFINISHED = re.compile(r"\.[0-9]{20}-[0-9]+(?:\.[0-9]+\.hook)?\.tmp", re.ASCII)
 
 
 class Spool:
@@ -33,9 +39,17 @@ class Spool:
         self._dropped: set[str] = set()  #: The files logged as unusable.
 
     def prepare(self) -> None:
-        """Create the directory with mode 0700. :raises OSError: if it cannot be created."""
+        """Create the directory with mode 0700; a symbolic link in its place is removed, as it may lead to any
+        directory. :raises OSError: if it cannot be created."""
+        if self.path.is_symlink():
+            logger.warning("symbolic link removed path=%s: the spool is a directory", self.path)
+            self.path.unlink()
         self.path.mkdir(mode=0o700, exist_ok=True)
-        os.chmod(self.path, 0o700)
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o700)
+        finally:
+            os.close(fd)
 
     def keep(self, raw: bytes, when: int, sandbox: str = "") -> str | None:
         """Write a message, atomically. :param when: when its hook began, CLOCK_BOOTTIME ns. It begins the file's name,
@@ -61,8 +75,8 @@ class Spool:
 
     def waiting(self, but: set[str], tidy: bool) -> list[tuple[str, bytes]]:
         """The names and messages of the spooled files except those named in `but`, oldest first.
-        :param tidy: whether to remove other files; only with the lock held."""
-        messages, names = [], names_in(self.path)
+        :param tidy: whether to remove unusable and unfinished ones; only with the lock held."""
+        messages, names, size = [], names_in(self.path), 0
         self._dropped.intersection_update(names)
         for name in names:
             if name in but:
@@ -70,9 +84,10 @@ class Spool:
             if name.endswith(".hook") and not name.startswith("."):
                 if (raw := self._read(name, tidy)) is not None:
                     messages.append((name, raw))
-                if len(messages) >= MAX_FILES:
+                    size += len(raw)
+                if len(messages) >= MAX_FILES or size >= MAX_TOGETHER:
                     break
-            elif tidy and self._old(name):  # left by a hook that was killed while writing
+            elif tidy and _UNFINISHED.fullmatch(name) and self._old(name):
                 self.remove([name])
         return messages
 
@@ -103,3 +118,11 @@ class Spool:
                 (self.path / name).unlink(missing_ok=True)
             except OSError as err:
                 logger.debug("cannot remove %s: %s", self.path / name, err)
+
+    def remove_all(self) -> None:
+        """Remove the messages, and the directory unless something else is in it."""
+        if not self.path.is_symlink():
+            self.remove([name for name in names_in(self.path)
+                         if name.endswith(".hook") or _UNFINISHED.fullmatch(name)])
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
