@@ -34,6 +34,6 @@ def vcpu_class(facts: NodeFacts) -> CheckResult:
     if entry.get("trouble"):
         return warn(f"no class is set: {entry['trouble']}", "read the watcher's log: journalctl -u vmpin", *evidence)
     if why:
-        return warn(f"vCPUs have not the class that they should have: {min(why)}", "vmpin status POD --explain",
-                    *evidence)
+        return warn(f"vCPUs have not the class that they should have: {min(why)}",
+                    "`vmpin status POD --explain` has the reason of each", *evidence)
     return ok("vCPUs that are alone on an exclusive CPU can have their class", *evidence)
