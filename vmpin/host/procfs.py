@@ -314,6 +314,13 @@ class Procfs:
                 yield MountEntry(fields[0], fields[2], _unescaped(fields[3]), _unescaped(fields[4]),
                                  kind[0], tuple(kind[2].split(",")))
 
+    def working_directory(self, pid: int | str) -> str:
+        """A process's working directory; "" where that cannot be read."""
+        try:
+            return os.readlink(f"{self.root}/{pid}/cwd")
+        except OSError:
+            return ""
+
     def syscall(self, pid: int | str, tid: int | str) -> str:
         """/proc/PID/task/TID/syscall: `16 0x1c 0xae80 …`, `running`, or "" when gone or not readable."""
         try:

@@ -9,6 +9,7 @@ values, and `key+` adds to them. kubelite (MicroK8s) has a file of flags."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,7 +59,10 @@ def nodes_kubelet(proc: Procfs, files: Files, programs: Sequence[Program]) -> Ku
     if program is None:
         return kubelet_config(files, programs)
     kubelet = kubelet_config(own_files(proc, program.pid, files), programs)
-    return replace(kubelet, directory=kubelet.directory and path_on_node(proc, program.pid, kubelet.directory))
+    if not kubelet.directory:
+        return kubelet
+    directory = os.path.normpath(os.path.join(proc.working_directory(program.pid), kubelet.directory))
+    return replace(kubelet, directory=path_on_node(proc, program.pid, directory))
 
 
 def _kubelet(programs: Sequence[Program]) -> Program | None:

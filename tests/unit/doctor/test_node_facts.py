@@ -145,6 +145,16 @@ def test_the_kubelets_directory_is_held_against_the_configured_one(
     assert (found.directory, found.reached) == (named, reached)
 
 
+@pytest.mark.parametrize("named", ["kubelet", "./x/../kubelet/", "/srv/kubelet/"])
+def test_the_kubelets_directory_may_be_relative(tmp_path: Path, named: str) -> None:
+    config = made_up(tmp_path, f"proc/7/cmdline = hyperkube\\0kubelet\\0--root-dir={named}\\0\nsys/\nkubelet/\n")
+    (tmp_path / "proc/7/cwd").symlink_to("/srv")
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "srv/kubelet").symlink_to("/kubelet")
+    found = looked(config, tmp_path).kubelet
+    assert (found.directory, found.reached) == ("/srv/kubelet", True)
+
+
 def test_a_kubelet_in_a_container_is_read_where_it_runs(tmp_path: Path) -> None:
     """Its files are those that it sees, its directory is the node's."""
     config = made_up(tmp_path, """
