@@ -227,8 +227,8 @@ class Cgroups:
     def _by_files(self) -> dict[str, _Mount]:
         """Find the hierarchies by the files below `root`, for a host's /sys that is visible under another path."""
         mounts: dict[str, _Mount] = {}
-        for name in names_in(self.root):
-            point = f"{self.root}/{name}"
+        for name in ("", *names_in(self.root)):
+            point = f"{self.root}/{name}".rstrip("/")
             # The directory of a hierarchy is named by its controllers, in any order.
             for controller in set(name.split(",")).intersection(_CONTROLLERS) - {"cpuset"}:
                 mounts.setdefault(controller, _Mount(point))

@@ -268,6 +268,18 @@ def test_v1_with_noprefix_has_files_without_the_controllers_name(tmp_path: Path,
     assert found.cpus_file(path) == path / "cpus"
 
 
+@pytest.mark.parametrize("prefix", ["cpuset.", ""])
+def test_without_a_mount_table_the_root_may_be_a_hierarchy_itself(tmp_path: Path, prefix: str) -> None:
+    tree = "".join(f"cg{group}/{prefix}{file} = {text}\n" for group, text in (("", "0-7"), ("/pods/a", "2-3"))
+                   for file in ("cpus", "effective_cpus"))
+    found = cgroups(tmp_path, f"{tree}cg/cpuacct.usage = 9\ncg/pods/a/cpuacct.usage = 5\n",
+                    "1:cpuset,cpuacct:/pods/a\n")
+    (tmp_path / "proc/7/cgroup").write_text("1:cpuset,cpuacct:/pods/a\n")
+    assert found.cpuset_of(7) == CpusetCgroup(tmp_path / "cg/pods/a", cpus("2-3"), cpus("2-3"))
+    assert found.usage_file(7) == f"{tmp_path}/cg/pods/a/cpuacct.usage"
+    assert found.is_top(tmp_path / "cg")
+
+
 def test_the_directory_of_the_mounts_may_be_a_link(tmp_path: Path) -> None:
     cgroups(tmp_path, "cg/cpuset,cpu/pods/cpuset.cpus = 1\n", "2:cpu,cpuset:/pods\n",
             "31 23 0:30 / ROOT/cpuset,cpu rw - cgroup cgroup rw,cpuset,cpu\n")
