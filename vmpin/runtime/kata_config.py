@@ -18,11 +18,12 @@ from vmpin.host.files import Files
 from vmpin.runtime.documents import Table, dig, load_toml, tables
 
 _ETC = "/etc/kata-containers"
-#: Below a runtime's install prefix: by Kata's own Makefile, and in the packages of Fedora and RHEL.
-_BELOW_PREFIX = ("share/defaults/kata-containers", "share/kata-containers/defaults")
-_PREFIXES = ("/usr", "/opt/kata")
+#: Below a runtime's install prefix: by Kata's own Makefile, in the packages of Fedora and RHEL, and of Talos.
+_BELOW_PREFIX = ("share/defaults/kata-containers", "share/kata-containers/defaults", "share/kata-containers")
+_PREFIXES = ("/usr", "/opt/kata", "/usr/local", "/opt/confidential-containers")
 #: kata-deploy with MULTI_INSTALL_SUFFIX (tools/packaging/kata-deploy/binary/src/config.rs).
 _SUFFIXED = "/opt/kata-*"
+_INSTALLATION = re.compile(r"/opt/kata(-[^/]+)/")
 #: Subdirectories by runtime; and those of kata-deploy for single handlers (runtimes/SHIM, custom-runtimes).
 _OF_RUNTIME = {"go": "", "rs": "/runtime-rs"}
 _OF_SHIM = ("", "/runtimes/*", "/custom-runtimes/*")
@@ -54,10 +55,15 @@ def default_path(files: Files, runtime: str, shim: str = "") -> str:
 
 def path_by_name(files: Files, name: str) -> str:
     """The configuration file of a handler that no container runtime's configuration has, by kata-deploy's naming:
-    configuration-clh.toml for `kata-clh`, otherwise the default file; "" if neither exists."""
+    configuration-clh.toml for `kata-clh`, the same in /opt/kata-dev for `kata-clh-dev`, otherwise the default file; ""
+    if neither exists."""
     shim = name.removeprefix("kata-").removeprefix("kata")
-    places = [f"{top}{runtime}{below}/configuration-{shim}.toml" for top in _tops(files) if _NAME.fullmatch(shim)
-              for runtime in _OF_RUNTIME.values() for below in ("", f"/runtimes/{shim}")]
+    places = []
+    for top in _tops(files) if _NAME.fullmatch(shim) else ():
+        suffix = _INSTALLATION.match(top)
+        for own in dict.fromkeys((shim, shim.removesuffix(suffix[1]) if suffix else shim)):
+            places += [f"{top}{runtime}{below}/configuration-{own}.toml" for runtime in _OF_RUNTIME.values()
+                       for below in ("", f"/runtimes/{own}")]
     return next((path for path in places if files.exists(path)), "") or default_path(files, "go") or (
         default_path(files, "rs"))
 

@@ -126,6 +126,9 @@ FEDORA = "usr/share/kata-containers/defaults"
     (["opt/kata/share/defaults/kata-containers", "opt/kata-dev/share/defaults/kata-containers"],
      "/opt/kata-dev/bin/containerd-shim-kata-v2", "opt/kata-dev/share/defaults/kata-containers"),
     (["opt/kata-dev/share/defaults/kata-containers"], "", "opt/kata-dev/share/defaults/kata-containers"),
+    (["usr/local/share/kata-containers"], "/usr/local/bin/containerd-shim-kata-v2", "usr/local/share/kata-containers"),
+    (["opt/confidential-containers/share/defaults/kata-containers"], "",
+     "opt/confidential-containers/share/defaults/kata-containers"),
     (["snap/kata/1/usr/share/defaults/kata-containers"], "/snap/kata/1/usr/bin/containerd-shim-kata-v2",
      "snap/kata/1/usr/share/defaults/kata-containers")])
 @pytest.mark.parametrize("runtime", ["", "/runtime-rs"])

@@ -99,6 +99,16 @@ def test_fedoras_place_and_that_of_a_second_installation_are_searched(tmp_path: 
     assert (found.of("kata"), found.of("kata-clh")) == (4, 3)
 
 
+@pytest.mark.parametrize("path", ["configuration-qemu.toml", "runtimes/qemu/configuration-qemu.toml",
+                                  "configuration-qemu-dev.toml"])
+def test_the_handlers_of_a_second_installation_have_its_suffix(path: str, tmp_path: Path) -> None:
+    """kata-deploy's MULTI_INSTALL_SUFFIX, for a handler that no configuration here has."""
+    written(tmp_path, "opt/kata/share/defaults/kata-containers/configuration-qemu.toml", section("2"))
+    written(tmp_path, f"opt/kata-dev/share/defaults/kata-containers/{path}", section("3"))
+    found = KataDefaultVcpus(Files(tmp_path), 8)
+    assert (found.of("kata-qemu-dev"), found.of("kata-qemu")) == (3, 2)
+
+
 def test_a_container_runtime_with_another_configuration_is_looked_for_once(tmp_path: Path) -> None:
     containerd(tmp_path, "box", "box.toml", "srv/containerd.toml")
     written(tmp_path, "box.toml", section("7"))
