@@ -213,8 +213,7 @@ class Watcher:
                  if isinstance(event, ContainerEvent) and event.verb in (Verb.CREATE, Verb.POST_CREATE, Verb.UPDATE)}
         grows &= self.view.vms.keys()
         self.passes.run(touched, "nri", since, scan=bool(begun))
-        if grows:
-            self._cpuset_files.expect_moves(grows)
+        if self._cpuset_files.moved(grows):
             self._watch_files()
         self.passes.recheck_soon(begun | grows, waited)
         # A container that shares CPUs, and is in no VM, is in the state file from the next resync on.

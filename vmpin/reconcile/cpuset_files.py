@@ -48,11 +48,15 @@ class CpusetFiles:
             yield cgroups.cpus_file(path)
             path = path.parent if above else None
 
-    def expect_moves(self, sandboxes: Iterable[SandboxId]) -> None:
-        """Have the cgroups of sandboxes' VMMs looked up again: the runtime may have moved them, or soon will."""
-        for sandbox in sandboxes:
-            if (vm := self._node_state.vms.get(sandbox)) is not None:
-                self._files_of.pop(vm.vmm.id, None)
+    def moved(self, sandboxes: Iterable[SandboxId]) -> bool:
+        """Look up the cgroups of sandboxes' VMMs again, as the runtime may have moved them, or soon will.
+        :returns: whether other files than before are to be watched, or one that did not exist before."""
+        vmms = [vm.vmm.id for sandbox in sandboxes if (vm := self._node_state.vms.get(sandbox)) is not None]
+        now = {vmm: tuple(self._files(vmm, above=False)) for vmm in vmms}
+        moved = any(files != self._files_of.get(vmm) or any(file not in self._watched for file in files)
+                    for vmm, files in now.items())
+        self._files_of |= now
+        return moved
 
     def read(self, written: Set[Path]) -> set[SandboxId]:
         """Read the files that were written. :returns: the sandboxes they belong to."""

@@ -9,10 +9,12 @@ from trees import make_tree
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, Source
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile.cpuset_files import CpusetFiles
+from vmpin.vmm.qemu import QEMU
+from vmpin.vmm.virtual_machine import Process, Vm
 
 pytest_plugins = ["given_unit"]
 
@@ -47,3 +49,27 @@ def test_a_write_to_a_containers_cgroup_or_one_above_it_is_read(machine: Machine
         assert files.read({tmp_path / "another"}) == set()
         assert files.read(written) == {SANDBOX}
         assert str(node_state.sandboxes[SANDBOX].containers[WEB].container.cpuset) == effective
+
+
+def test_files_are_to_be_watched_again_only_after_a_vmm_was_moved(machine: Machine, tmp_path: Path) -> None:
+    make_tree(tmp_path, """
+        cgroup/cgroup.controllers = cpuset
+        cgroup/cpuset.cpus.effective = 0-7
+        cgroup/pods/a/cpuset.cpus = 2-5
+        cgroup/pods/b/cpuset.cpus = 2-5
+        proc/8/task/8/cgroup = 0::/pods/a
+    """)
+    node_state, vmm = machine.node_state, Process(8, ThreadId(8, 1), ThreadRole.EMULATOR, [])
+    node_state.cgroups = node_state.sources.cgroups = Cgroups(tmp_path / "cgroup", Procfs(tmp_path / "proc"))
+    node_state.inventory.vms[SANDBOX] = Vm(SANDBOX, QEMU, vmm)
+    watched: set[Path] = set()
+    files = CpusetFiles(node_state, watched)
+    for directory in "ab":
+        (tmp_path / "proc/8/task/8/cgroup").write_text(f"0::/pods/{directory}\n")
+        assert files.moved([SANDBOX])
+        watched |= files.paths()
+        assert tmp_path / f"cgroup/pods/{directory}/cpuset.cpus" in watched
+        assert not files.moved([SANDBOX])
+    watched.clear()  # the file did not exist when the feed was to watch it
+    assert files.moved([SANDBOX])
+    assert not files.moved([SandboxId("of no VM")])
