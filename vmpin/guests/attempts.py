@@ -43,10 +43,18 @@ class GuestBackoff(Backoff):
 
     def reset(self) -> None:
         """Make the next pauses short, after an attempt that came early."""
-        if time.monotonic() - self._began < SILENT:
-            super().reset()
-        else:
+        if self._silent():
             self._next = [*reversed(AFTER_CHANGE)]
+        else:
+            super().reset()
+
+    def early(self, since: float, least: float) -> float:
+        """For a silent guest from now on: at once, no agent of a container that is only created would answer, and a
+        second change may follow."""
+        return least if self._silent() else super().early(since, least)
+
+    def _silent(self) -> bool:
+        return time.monotonic() - self._began >= SILENT
 
     def seconds(self) -> float:
         return self._pace * (self._next.pop() if self._next else super().seconds())

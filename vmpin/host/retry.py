@@ -60,6 +60,11 @@ class Backoff:
         """Return the pause after an error: `pause`, unless a subclass derives it from the error."""
         return self.pause()
 
+    def early(self, since: float, least: float) -> float:
+        """The seconds until an attempt that is asked for now. :param since: when the last one ended (monotonic, s).
+        :param least: the least time between two."""
+        return since + least - time.monotonic()
+
     def at_most(self, attempts: int) -> None:
         """Make the next pause no longer than the one after this many attempts."""
         self.state.attempt_number = min(self.state.attempt_number, attempts)
@@ -102,6 +107,6 @@ class Attempts:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
         if self._wake.is_set():
-            await asyncio.sleep(max(0.0, began + min(self._early, seconds) - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._backoff.early(began, min(self._early, seconds))))
             self._wake.clear()
             self._backoff.reset()

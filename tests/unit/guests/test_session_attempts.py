@@ -201,6 +201,8 @@ def test_a_long_silent_guest_is_tried_less_often_after_a_change_and_an_agent_is_
     begun = [0.01 * number for number in range(1, int(100 * others[-1]))]  # when an agent starts
     assert max(min(at for at in silent if at >= start) - min(at for at in others if at >= start)
                for start in begun) <= 2
+    assert backoff.early(now - 100, 1.0) == 1.0  # for the next change, too
+    assert GuestBackoff(Timeouts(), "pod-b").early(now - 100, 1.0) == -99.0
     backoff.reset()
     assert [backoff.after(TimeoutError()) <= 2.1 for _ in range(PATIENCE - 1)] == [True] * (PATIENCE - 1)  # it boots
 
