@@ -86,11 +86,11 @@ def can_wait(view: "NodeView", call: "CallFacts") -> bool:
     """Whether an event of the runtime's may wait for those that follow it, as it moves no CPUs. Called in the thread
     of NRI. Without a VM: an event of a pod, or of a container without a cpuset, or with the shared pool, unless CPUs
     are owned as far as no other container may use them (authority `observed`)."""
-    _, pod, _, handler, cpus = call
+    pod, cpus = call.pod, call.cpus
     if pod in view.vms:
         return _is_expected(view, call)
     ownership = view.ownership
-    if cpus not in (None, ownership.pool) or named_for_kata(handler):
+    if cpus not in (None, ownership.pool) or named_for_kata(call.handler):
         return False
     if call.new_pod and view.may_get_vm(pod):
         return False
@@ -98,16 +98,18 @@ def can_wait(view: "NodeView", call: "CallFacts") -> bool:
 
 
 def _is_expected(view: "NodeView", call: "CallFacts") -> bool:
-    """Whether a container of a settled VM has started with the CPUs that it was created with, or is removed after its
-    end. What the runtime changes on the host for a container, Kata changes before START (its vCPUs, its cgroup), or
-    with the end of its process."""
+    """Whether a container of a settled VM is recorded, or has started, with the CPUs that its creation was requested
+    with, or is removed after its end. What the runtime changes on the host for a container (vCPUs, cgroup), Kata
+    changes at its creation, or with the end of its process."""
     sandbox = view.sandboxes.get(call.pod)
     record = None if sandbox is None else sandbox.containers.get(call.container)
     if record is None or not view.is_settled(call.pod):
         return False
-    if call.started:
-        return not (record.pending or record.stopped) and call.cpus in (None, record.container.cpuset)
-    return call.removed and record.stopped
+    if record.stopped:
+        return call.removed
+    if call.recorded if record.requested else call.started and not record.pending:
+        return call.cpus in (None, record.container.cpuset)
+    return False
 
 
 @log.operation()

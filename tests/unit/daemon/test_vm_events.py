@@ -54,9 +54,10 @@ def report(watcher: Watcher, verb: Verb, cpus: str, name: str = "c1", waited: bo
                     time.perf_counter(), waited)
 
 
-def waiting(watcher: Watcher, cpus: CpuSet) -> set[Verb]:
+def waiting(watcher: Watcher, cpus: CpuSet, creates_late: bool = True) -> set[Verb]:
     """The calls about a container whose events may wait."""
-    return {verb for verb in Verb if can_wait(watcher.view, CallFacts(verb, VM, ContainerId("c1"), "kata", cpus))}
+    return {verb for verb in Verb if can_wait(watcher.view, CallFacts(
+        verb, VM, ContainerId("c1"), "kata", cpus, creates_late))}
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: Counter[str]) -> None:
@@ -111,13 +112,16 @@ async def test_a_vm_is_rechecked_seldom_while_it_has_its_masks_and_all_its_threa
     assert watcher.passes.rechecks.pending[VM].step == 0
 
 
-async def test_an_expected_start_or_removal_in_a_settled_vm_waits_and_its_pass_is_a_recheck(
+async def test_an_expected_call_about_a_settled_vm_waits_and_its_pass_is_a_recheck(
         watcher: Watcher, machine: Machine) -> None:
     vm = machine.node_state.vms[VM]
     vm.vcpu_state, vm.found_by = VcpuState.IDENTIFIED, "names"
-    for verb in Verb.CREATE, Verb.POST_CREATE:
-        report(watcher, verb, str(machine.other))
-        assert not waiting(watcher, machine.other)
+    report(watcher, Verb.CREATE, str(machine.other))
+    assert not waiting(watcher, machine.pool)  # another plugin has adjusted it
+    assert not waiting(watcher, machine.other, creates_late=False)
+    assert waiting(watcher, machine.other) == {Verb.POST_CREATE}
+    report(watcher, Verb.POST_CREATE, str(machine.other))
+    assert not waiting(watcher, machine.other)
     report(watcher, Verb.START, str(machine.other))
     assert not waiting(watcher, machine.pool)  # other CPUs than it was created with
     assert waiting(watcher, machine.other) == {Verb.POST_START}
@@ -130,10 +134,10 @@ async def test_an_expected_start_or_removal_in_a_settled_vm_waits_and_its_pass_i
     assert not waiting(watcher, machine.other)
 
 
-async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_seven_times(
+async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_six_times(
         watcher: Watcher, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five times for the runtime's calls, the last of them with the first recheck and the state file; then for the
-    two other rechecks."""
+    """Four times for containerd's calls, the last of them with the first recheck and the state file; then for the two
+    other rechecks."""
     now, wakes, loop = time.monotonic(), list[float](), asyncio.get_running_loop()
     began, selector = now, loop._selector  # type: ignore[attr-defined]
     poll = selector.select
@@ -152,7 +156,7 @@ async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_seven_times(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(selector, "select", select)
     tasks = [asyncio.create_task(task) for task in (watcher.passes.recheck(), watcher.saving.run())]
-    cpus, at = str(machine.other), {0.01: [Verb.CREATE], 0.02: [Verb.POST_CREATE], 0.04: [Verb.START],
+    cpus, at = str(machine.other), {0.01: [Verb.CREATE], 0.04: [Verb.POST_CREATE, Verb.START],
                                     0.08: [Verb.POST_START, Verb.STOP], 0.35: [Verb.REMOVE]}
     for after, verbs in at.items():
         for verb in verbs:

@@ -104,13 +104,20 @@ class UndecodedCall(NamedTuple):
 
 class CallFacts(NamedTuple):
     """What shows whether a call's event may wait: `handler` is the pod's runtime handler, `cpus` the container's (None
-    for none). `container` is "" in a call about a pod."""
+    for none). `container` is "" in a call about a pod. `creates_late`: the runtime creates containers on the host
+    after POST_CREATE."""
 
     verb: Verb
     pod: SandboxId
     container: ContainerId
     handler: str
     cpus: CpuSet | None
+    creates_late: bool = False
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it reports a creation of which nothing has happened on the host yet."""
+        return self.creates_late and self.verb is Verb.POST_CREATE
 
     @property
     def new_pod(self) -> bool:

@@ -72,6 +72,7 @@ class NriCalls:
         self._counters, self._updates, self._peer, self._decider = counters, updates, peer, decider
         self._can_wait = can_wait
         self.listed = False  #: Whether the runtime has listed everything over this connection.
+        self.creates_late = False  #: Whether the runtime is one of `CREATE_LATE`.
 
     def synchronize(self, everything: NriList, stored: bool) -> CallOutcome:
         """The list of all pods and containers. The answer sets the CPUs of some containers.
@@ -101,7 +102,7 @@ class NriCalls:
         requested = received.requested
         waits = (requested is None or not requested.cpu.cpus) and self._can_wait(CallFacts(
             received.verb, sandbox, ContainerId(received.message.container.id),
-            received.message.pod.runtime_handler, cpus))
+            received.message.pod.runtime_handler, cpus, self.creates_late))
         return CallOutcome(events=(UndecodedCall(sandbox, event),), waits=waits)
 
     def run_pod_sandbox(self, call: NriCall) -> CallOutcome:
@@ -191,7 +192,7 @@ class NriCalls:
             case ContainerEvent(requested=None):
                 handler = "" if event.pod is None else event.pod.handler
                 return self._can_wait(CallFacts(event.verb, event.container.pod, event.container.id, handler,
-                                                event.container.cpus))
+                                                event.container.cpus, self.creates_late))
             case PodEvent():
                 return self._can_wait(CallFacts(event.verb, event.pod.id, ContainerId(""), event.pod.handler, None))
         return False
@@ -235,6 +236,9 @@ EVENTS = mask(*CALLS)
 #: Runtimes whose lists contain every update, even after their own restart: containerd writes it into the container's
 #: spec in its store (internal/cri/server/container_update_resources.go). CRI-O keeps it in memory.
 STORES = ("containerd ",)
+#: Runtimes that create a container on the host after POST_CREATE, before START (containerd
+#: internal/cri/server/container_start.go). CRI-O does so before POST_CREATE.
+CREATE_LATE = ("containerd ",)
 _REGISTRATION = 1  #: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
 
 
@@ -367,6 +371,7 @@ class NriSession:
 
     def _configure(self, payload: bytes) -> CallOutcome:
         self.runtime = self._decoder.runtime(payload)
+        self._calls.creates_late = self.runtime.startswith(CREATE_LATE)
         return CallOutcome(encode_configured(EVENTS))
 
     def _synchronize(self, payload: bytes) -> CallOutcome:
