@@ -162,8 +162,8 @@ class KeptDatabase:
             [[page]] = connection.execute("PRAGMA page_size")
             connection.execute(f"PRAGMA max_page_count = {self._most // page}")
             self._check(connection)
-            connection.executescript(_OWN + self._schema)
-            connection.execute(f"PRAGMA user_version = {self._version}")
+            # At once: a kill in between would leave tables of an unknown version.
+            connection.executescript(f"BEGIN;{_OWN}{self._schema};PRAGMA user_version = {self._version};COMMIT;")
             if not connection.execute("SELECT 1 FROM boot").fetchall():
                 connection.execute("INSERT INTO boot VALUES (?)", (self._boot_id,))
             connection.commit()

@@ -7,7 +7,9 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +116,33 @@ def test_an_empty_file_is_a_new_one(path: Path) -> None:
     path.write_bytes(b"")
     with database(path) as made:
         assert values(made) == []
+
+
+class Killed(sqlite3.Connection):
+    """Ends where the file was made, and not all of its content is there yet."""
+
+    statement = ""
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if sql.startswith(self.statement):
+            self.rollback()
+            raise KeyboardInterrupt
+        return super().execute(sql, *values)
+
+
+@pytest.mark.parametrize("statement", ["PRAGMA user_version =", "INSERT INTO boot"])
+def test_a_kill_while_it_is_made_leaves_no_damage(
+        statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(Killed, "statement", statement)
+    path, connect = tmp_path / "numbers", sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Killed))
+    with database(path) as made, contextlib.suppress(KeyboardInterrupt):
+        add(made, 1)
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with database(path) as made:
+        add(made, 7)
+        assert [7] in values(made)
+    assert (caplog.text, [each.name for each in tmp_path.iterdir()]) == ("", ["numbers"])
 
 
 def test_a_file_of_another_version_is_set_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
