@@ -148,6 +148,11 @@ def _mask(claim: CpuClaims, rest: CpuSet, foreign: CpuSet, node: Node, own: Owne
         mask = EMPTY if node.shared_pool is None else own.pool
     else:
         mask = claim.cpus | union(own.pool if cpus is None else cpus for _, cpus in claim.shared)
+        stale = _without_cpus(claim, foreign) if mask - foreign and own.pool - foreign else ()
+        if stale:
+            reasons.append(f"the CPUs of {', '.join(stale)} are other containers' alone: "
+                           f"it is kept on the shared pool {own.pool}")
+            return mask | own.pool
     if rest and not mask - foreign:
         mask = rest  # those of a container that is yet to be created or restarted
     if mask - foreign:
@@ -169,6 +174,13 @@ def _mask(claim: CpuClaims, rest: CpuSet, foreign: CpuSet, node: Node, own: Owne
         return own.pool
     reasons.append(f"{why}, and no CPU is left for it: its threads keep the masks they have")
     return EMPTY
+
+
+def _without_cpus(claim: CpuClaims, foreign: CpuSet) -> Sequence[ContainerId]:
+    """The shared containers of which every CPU is another pod's, by annotations or the pool. (Under a complete ruling
+    they have no cpuset here, see `rulings`.)"""
+    exclusive = dict(claim.exclusive)
+    return [container for container, cpus in claim.shared if cpus and cpus <= foreign and container not in exclusive]
 
 
 def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:

@@ -6,7 +6,7 @@ import pytest
 from decided import box, decide, node, own_cpus, shown, vcpus
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.model import Container, ContainerState, VcpuId
+from vmpin.domain.model import Container, ContainerState, ThreadRole, VcpuId
 from vmpin.domain.sandbox_placement import Previous, Verdict
 from vmpin.placement.ownership import is_exclusive
 from vmpin.placement.rules import UNMANAGED
@@ -107,6 +107,22 @@ def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
     assert reason in found.reasons
     foreign = {cpu for theirs in others for each in theirs for cpu in each.cpuset or EMPTY}
     assert not foreign & found.vcpus[0].cpus.frozen()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("containers", "masks", "apart"), [
+    ([box("side", "2-3"), box("log", "4")], {0: "0-1,4-7", 1: "0-1,4-7", 2: "0-1,4-7"}, "0-1,4-7"),
+    # Not on the CPUs of the VM's exclusive container either.
+    ([box("side", "2"), own_cpus("main", "4-5")], {0: "0-1,6-7", 1: "4", 2: "5"}, "0-1,6-7"),
+    ([own_cpus("main", "4-5"), box("side", "2-3"), box("log", "4,6")], {0: "0-1,6-7", 1: "4", 2: "5"}, "0-1,6-7"),
+])
+def test_a_container_of_which_every_cpu_became_anothers_shares_the_pool_beside_the_others_cpus(
+        containers: list[Container], masks: dict[int, str], apart: str) -> None:
+    found = decide(containers, vcpus(0, 1, 2), node("0-7"), others=[[own_cpus("x", "2-3")]])
+    assert shown(found) == masks
+    assert str(found.others[ThreadRole.EMULATOR]) == apart
+    assert found.verdict is Verdict.DEGRADED
+    assert any(reason.startswith("the CPUs of side are other containers' alone: it is kept on the shared pool 0-1,")
+               for reason in found.reasons)
 
 
 @pytest.mark.parametrize(("containers", "pool", "others", "before", "why"), [
