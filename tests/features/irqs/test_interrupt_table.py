@@ -48,22 +48,49 @@ def test_rows_of_x86_are_named_by_their_drivers() -> None:
     assert (found["150"].name, found["150"].device) == ("vfio-msix[0](0000:5e:00.0)", "0000:5e:00.0")
 
 
-@pytest.mark.parametrize(("raw", "label", "row"), [
-    (ARM64, "11", IrqRow(11, "arch_timer", IrqKind.TIMER)),
-    (ARM64, "48", IrqRow(48, "eth 0 of board", IrqKind.DEVICE)),
-    (ARM64, "IPI0", IrqRow(None, "Rescheduling interrupts", IrqKind.IPI)),
-    (RISCV64, "5", IrqRow(5, "riscv-timer", IrqKind.TIMER)), (RISCV64, "12", IrqRow(12, "ttyS0", IrqKind.DEVICE)),
-    (PPC64LE, "16", IrqRow(16, "IPI-0", IrqKind.IPI)), (PPC64LE, "21", IrqRow(21, "eth0", IrqKind.DEVICE)),
-    (PPC64LE, "DBL", IrqRow(None, "Doorbell interrupts", IrqKind.IPI)),
-    (S390X, "CLK", IrqRow(None, "[EXT] Clock Comparator", IrqKind.TIMER)),
-    (S390X, "3", IrqRow(3, "mlx5_comp0@pci:0000:00:00.0", IrqKind.DEVICE))])
-def test_rows_of_other_architectures(raw: bytes, label: str, row: IrqRow) -> None:
-    assert rows(raw)[label] == row
+@pytest.mark.parametrize(("raw", "kinds"), [
+    (ARM64, {"timer": "11", "ipi": "IPI0 IPI5", "device": "14 48 60 61 62 63", "other": "Err"}),
+    (RISCV64, {"timer": "5", "ipi": "IPI1", "device": "12 13 14"}),
+    (PPC64LE, {"timer": "LOC BCT LOC", "ipi": "16 DBL", "device": "21 22", "other": "SPU PMI MCE NMI WDG"}),
+    (S390X, {"timer": "CLK", "ipi": "EXC EMS", "device": "3 4 VRT DAS QAI PCF MSI",
+             "other": "EXT I/O AIO SCP NMI"})], ids=["arm64", "riscv64", "ppc64le", "s390x"])
+def test_each_row_of_other_architectures_has_its_kind(raw: bytes, kinds: dict[str, str]) -> None:
+    table = InterruptTable(raw)
+    parsed: dict[str, list[str]] = {}
+    for label in table.lines:
+        parsed.setdefault(str(table.row(label).kind), []).append(label.decode().strip())
+    assert parsed == {kind: labels.split() for kind, labels in kinds.items()}
+
+
+@pytest.mark.parametrize(("raw", "names"), [
+    (ARM64, {11: "arch_timer", 14: "arm-pmu", 48: "eth 0 of board", 60: "nvme0q1", 61: "eth0-TxRx-3", 62: "",
+             63: "arm-smmu-v3-evtq, arm-smmu-v3-gerror"}),
+    (RISCV64, {5: "riscv-timer", 12: "ttyS0", 13: "ttyS4", 14: "virtio1-input.0"}),
+    (PPC64LE, {16: "IPI-0", 21: "eth0", 22: "mlx5_comp1@pci:0001:00:00.0"}),
+    (S390X, {3: "mlx5_async0@pci:0000:00:00.0", 4: "mlx5_comp0@pci:0000:00:00.0"})],
+    ids=["arm64", "riscv64", "ppc64le", "s390x"])
+def test_interrupts_of_other_architectures_are_named_by_their_drivers(raw: bytes, names: dict[int, str]) -> None:
+    assert {row.irq: row.name for row in InterruptTable(raw).rows()} == names
+
+
+def test_both_rows_of_the_timer_of_powerpc_count() -> None:
+    after = PPC64LE.replace(b"190994", b"190999").replace(b" 19   Local", b" 21   Local")
+    assert grown(PPC64LE, after) == [("Local timer interrupts for timer event device", "timer", 0, 5),
+                                     ("Local timer interrupts for others", "timer", 8, 2)]
 
 
 def test_sums_of_other_rows_do_not_count_again() -> None:
-    after = S390X.replace(b"90210", b"90215").replace(b"40210", b"40215")
-    assert grown(S390X, after) == [("[EXT] Clock Comparator", "timer", 0, 5)]
+    after = S390X.replace(b"90210", b"90215").replace(b"40210", b"40215").replace(b"295", b"297").replace(b"300", b"302")
+    assert grown(S390X, after) == [("mlx5_comp0@pci:0000:00:00.0", "device", 1, 2),
+                                   ("[EXT] Clock Comparator", "timer", 0, 5)]
+
+
+def test_an_interrupt_is_described_by_what_follows_its_counts() -> None:
+    described = InterruptTable(X86).descriptions()
+    assert (described[16], described[30], described[142]) == (
+        "IO-APIC 16-fasteoi ehci_hcd:usb1, i801 smbus", "PCI-MSIX-0000:00:01.0 2-edge",
+        "IR-PCI-MSIX-0000:3b:00.0 3-edge eth0-TxRx-3")
+    assert InterruptTable(b"CPU0\n 1: 2\n x: 2 y\n").descriptions() == {}
 
 
 @pytest.mark.parametrize(("name", "device"), [
@@ -91,11 +118,12 @@ def test_a_cpu_that_comes_or_goes_moves_columns_and_no_counts() -> None:
 
 
 def test_a_line_without_a_count_for_each_cpu_of_the_header_is_left_out() -> None:
-    """A CPU went offline after the header was printed: its column is missing, and the others move."""
+    """A CPU went offline, or came online, after the header was printed: the others' columns have moved."""
     names, before, after = {9: "eth0"}, {(9, 1): 1000000, (9, 2): 20}, {(9, 2): 21}
     head = interrupts(range(4), names, before)
-    cut = interrupts([0, 2, 3], names, after).split(b"\n")[1]
-    assert grown(head, head.replace(head.split(b"\n")[1], cut)) == []
+    for cpus in ([0, 2, 3], range(5), [0, 1, 2, 3, 5, 6]):
+        line = interrupts(cpus, names, after).split(b"\n")[1]
+        assert grown(head, head.replace(head.split(b"\n")[1], line)) == []
 
 
 def test_a_file_that_was_cut_loses_its_last_line_alone() -> None:

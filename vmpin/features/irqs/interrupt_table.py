@@ -3,7 +3,8 @@
 Pure. A line has a label, a count for each online CPU (a 32-bit number, in the header's order: offline CPUs are
 missing), and a text. Rows with a number come from kernel/irq/proc.c (show_interrupts): chip, the chip's own number,
 level or edge, and after two blanks the names of the drivers' actions. The others come from arch/*/kernel/irq.c. Rows
-without a count for each CPU (ERR, MIS) and a last line that was cut are left out.
+without a count for each CPU (ERR, MIS, and any that was printed after a CPU of the header went offline, or another one
+came online) and a last line that was cut are left out.
 
 On a machine with 256 CPUs and 2,000 interrupts the file has 6 MB. So lines that have not changed are only compared,
 and of those that have, the columns of the chosen CPUs alone are made numbers.
@@ -30,8 +31,10 @@ _LONGEST_TEXT, _LONGEST_NAME = 400, 100
 #: if there are any.
 _ACTIONS = re.compile(rb"\S.*?\s[0-9]+(?:\s+(?:Level|Edge))?\s*(?:-\S+)?(?:\s{2,}(\S.*)|\s*)$")
 _DEVICE = re.compile(r"vfio-(?:msix?\[[0-9]{1,4}\]|intx)\(([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\)")
-#: Rows of s390 that add up others, without a text (arch/s390/kernel/irq.c: irqclass_main_desc).
-_SUMS = frozenset((b"EXT", b"I/O", b"AIO"))
+#: Rows of s390 that add up others (arch/s390/kernel/irq.c: irqclass_main_desc; arch/s390/pci/pci_irq.c: those of PCI).
+_SUMS = frozenset((b"EXT", b"I/O", b"AIO", b"PCF", b"PCD", b"MSI"))
+#: How s390 describes its classes of devices; some of those of EXT are devices', too.
+_CLASSES = (b"[I/O]", b"[AIO]", b"[EXT] Virtio", b"[EXT] DASD", b"[EXT] IUCV")
 
 
 class IrqKind(enum.StrEnum):
@@ -45,8 +48,8 @@ class IrqKind(enum.StrEnum):
     OTHER = "other"
 
 
-#: By label; of x86, arm64 and riscv (IPI0), powerpc (DBL, BCT), s390 (EXC, EMS, CLK, TMR).
-_KINDS = {**dict.fromkeys((b"LOC", b"BCT", b"CLK", b"TMR"), IrqKind.TIMER),
+#: By label; of x86 (HVS: Hyper-V), arm64 and riscv (IPI0), powerpc (DBL, BCT), s390 (EXC, EMS, CLK, TMR).
+_KINDS = {**dict.fromkeys((b"LOC", b"HVS", b"BCT", b"CLK", b"TMR"), IrqKind.TIMER),
           **dict.fromkeys((b"RES", b"CAL", b"TLB", b"IWI", b"DBL", b"EXC", b"EMS"), IrqKind.IPI),
           **dict.fromkeys((b"PIN", b"NPI", b"PIW"), IrqKind.POSTED)}
 _IPI = re.compile(rb"IPI-?[0-9]*")
@@ -83,7 +86,11 @@ class InterruptTable:
         head, *lines = raw.split(b"\n")[:-1] or [b""]
         self.softirqs = softirqs
         self.columns = _columns(head)
-        self.lines = {line[:end]: line for line in lines if (end := line.find(b":")) > 0}
+        self.lines: dict[bytes, bytes] = {}
+        for line in lines:
+            if (end := line.find(b":")) > 0:
+                label = line[:end]  # powerpc has two rows LOC: the timer's ticks, and what else uses the decrementer
+                self.lines[label + b" " if label in self.lines else label] = line
 
     def row(self, label: bytes) -> IrqRow:
         """Describe the row with this label."""
@@ -97,6 +104,13 @@ class InterruptTable:
             row = self.row(label) if label.strip().isdigit() and text in line else None
             if row is not None and row.irq is not None:
                 yield row
+
+    def descriptions(self) -> dict[int, str]:
+        """By number, what follows the counts of an interrupt: chip, the chip's number, drivers, with single blanks."""
+        most = len(self.columns) + 1
+        return {number: b" ".join(parts[most][:_LONGEST_TEXT].split()).decode("utf-8", "replace")
+                for label, line in self.lines.items() if (number := parse_whole(label.strip(), MAX_IRQ)) is not None
+                and len(parts := line.split(None, most)) > most}
 
     def grown(self, before: InterruptTable, cpus: CpuSet) -> Iterator[Growth]:
         """Yield what grew on these CPUs since an earlier reading, row by row. A row that is new counts from the next
@@ -128,15 +142,16 @@ def _columns(head: bytes) -> dict[int, int]:
 
 
 def _picked(columns: dict[int, int], cpus: Sequence[int]) -> Callable[[bytes], Sequence[bytes] | None]:
-    """A function that picks these CPUs' counts from a line; None for a line without a count for each CPU, such as one
-    that was printed after a CPU of the header went offline."""
+    """A function that picks these CPUs' counts from a line; None for a line that has not one count for each CPU."""
     most = len(columns) + 1
     places = [columns[cpu] + 1 for cpu in cpus]
     pick = itemgetter(*places) if len(places) > 1 else lambda parts: (parts[places[0]],)
 
     def picked(line: bytes) -> Sequence[bytes] | None:
         parts = line.split(None, most)
-        return pick(parts) if len(parts) >= most and parts[most - 1].isdigit() else None
+        if len(parts) < most or not parts[most - 1].isdigit():
+            return None
+        return None if len(parts) > most and parts[most].split(None, 1)[0].isdigit() else pick(parts)
 
     return picked
 
@@ -155,8 +170,9 @@ def _grew(past: bytes, count: bytes) -> int:
 def _row(label: bytes, text: bytes, softirqs: bool) -> IrqRow:
     number = parse_whole(label, MAX_IRQ)
     if number is None:
-        named = IrqKind.IPI if _IPI.fullmatch(label) else _KINDS.get(label, IrqKind.OTHER)
-        kind = IrqKind.SOFTIRQ if softirqs else named
+        device = text.startswith(_CLASSES)
+        kind = (IrqKind.SOFTIRQ if softirqs else IrqKind.IPI if _IPI.fullmatch(label) else
+                IrqKind.DEVICE if device else _KINDS.get(label, IrqKind.OTHER))
         return IrqRow(None, _text(text) or _text(label), kind)
     match = _ACTIONS.match(text)
     actions = (text.rpartition(b"  ")[2] if match is None else match[1] or b"").strip()
