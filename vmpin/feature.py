@@ -159,6 +159,10 @@ class Feature(Parts):
     #: Gives back what it has changed of sandboxes that a command without a watcher has unpinned, or placed anew.
     #: Called with the run directory's lock held; False where not all of that was possible.
     settle: Callable[[NodeView, Collection[SandboxId]], bool] | None = None
+    #: Sentences on what `give_back` would change, for dry runs; the lock may be another process's.
+    giving_back: Callable[[Config], Sequence[str]] | None = None
+    #: Sentences on what it would change besides masks of threads, for `vmpin plan` without a watcher.
+    planned: Callable[[NodeView], Sequence[str]] | None = None
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
     #: Those that services and builds run: help lists them apart.

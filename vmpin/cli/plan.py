@@ -10,6 +10,7 @@ from vmpin.config.settings import Config
 from vmpin.domain.pod_names import by_sandbox, threads_of, title_of
 from vmpin.domain.terminal import number_of
 from vmpin.errors import UsageError
+from vmpin.feature import features, present
 
 _ABOUT = """\
 Without --scenario, print the system calls that would place every thread now, by sandbox, and their number; none if
@@ -85,7 +86,9 @@ def _plan_alone(config: Config) -> Document:
     from vmpin.reconcile import one_pass
     from vmpin.status import collector
     quiet_log(config)
-    return collector.planned(*one_pass.inspect(config))
+    view, report = one_pass.inspect(config)
+    others = present(feature.planned for feature in features())
+    return collector.planned(view, report, [text for plan in others for text in plan(view)])
 
 
 def _scenario(args: argparse.Namespace) -> int:

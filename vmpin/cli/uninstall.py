@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         if files:
             raise
         # An image or chroot without /sys, in which no watcher has run.
-        masks = {"operations": [], "guests": {}, "held": []}
+        masks = {"operations": [], "guests": {}, "held": [], "of_features": []}
     masks["files"] = []
     for path in files:
         if args.dry_run or not os.path.lexists(path):
@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
                     if operation.get("got") != operation["was"]]
         refused = outcomes.count("refused")
         print_data({"version": VERSION, "dry_run": args.dry_run, "done": done,
-                    "kept": kept, "threads": len(outcomes) - refused - outcomes.count("gone"), "refused": refused},
+                    "kept": kept, "of_features": masks.get("of_features", []),
+                    "threads": len(outcomes) - refused - outcomes.count("gone"), "refused": refused},
                    "json")
         return 1 if refused or not masks.get("gone", True) else 0
     code = unpin.print_plan(args, masks, {}) if args.dry_run else unpin.print_restored(args, masks)

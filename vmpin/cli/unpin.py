@@ -119,7 +119,8 @@ def leave(config: Config, dry_run: bool) -> Document:
     from vmpin.status import collector
     if dry_run:
         return _unpin_alone(config, None, dry_run) | {
-            "held": [], "files": [str(path) for path in teardown.left(config)]}
+            "held": [], "of_features": teardown.of_features(config),
+            "files": [str(path) for path in teardown.left(config)]}
     quiet_log(config)
     view, results, guests, gone = one_pass.leave(config, lambda left: _in_guests(left, left.all_sandboxes()))
     return collector.unpinned(results, view.originals) | {"guests": guests, "gone": gone}
@@ -151,6 +152,8 @@ def print_plan(args: argparse.Namespace, outcome: Document, names: Mapping[str, 
     lines += [(sandbox, "ask its guest to drop its map") for sandbox in outcome["guests"]]
     lines += [(sandbox, "leave it alone until `vmpin repin`") for sandbox in outcome["held"]]
     print_lines(by_sandbox(lines, names))
+    for text in outcome.get("of_features", ()):
+        print_text(text)
     for path in outcome.get("files", ()):
         print_text(f"remove {path}")
     print(f"to restore: {threads_of(operations)}" + f"; sandboxes to leave alone: {len(outcome['held'])}" * bool(

@@ -51,6 +51,11 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     return True
 
 
+def of_features(config: Config) -> list[str]:
+    """Sentences on what features would give back in `forget`."""
+    return [text for texts in present(feature.giving_back for feature in features()) for text in texts(config)]
+
+
 def left(config: Config) -> list[Path]:
     """The existing files and directories that `forget` would remove."""
     paths, address = config.paths, config.metrics.address

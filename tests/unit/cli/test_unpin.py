@@ -91,6 +91,21 @@ def test_without_a_watcher_features_give_back_what_they_changed_of_the_sandbox(
     assert json.loads(capsys.readouterr().out).get("settled", True) is (settled or verb == "repin")
 
 
+@pytest.mark.parametrize(("output", "verb"), [
+    ("text", "unpin"), ("json", "unpin"), ("text", "uninstall"), ("json", "uninstall")])
+def test_a_dry_run_of_leaving_has_what_features_would_give_back(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str,
+        verb: str) -> None:
+    monkeypatch.setattr(uninstall, "_hooks", lambda *_: ([], []))
+    monkeypatch.setattr(install_service, "plan_remove", lambda _: [])
+    texts = [f"move IRQ {number} to CPUs 0-7, was 1" for number in range(100)]
+    monkeypatch.setattr(teardown, "features", lambda: [Feature(name="gives", giving_back=lambda _: texts)])
+    assert main([*arguments(machine), verb, "--dry-run", "-o", output, *(["--all"] if verb == "unpin" else [])]) == 0
+    printed = capsys.readouterr().out
+    listed = printed.splitlines() if output == "text" else json.loads(printed)["of_features"]
+    assert [line for line in listed if line in texts] == texts
+
+
 def operation(what: str, **more: str) -> dict[str, object]:
     return {"sandbox": "pod-a", "what": what, "was": "0", "got": "0-1", "outcome": "done", "why": "", **more}
 
