@@ -28,13 +28,14 @@ class FileForm(NamedTuple, Generic[Content]):
 
 
 class SealedFile(Generic[Content]):
-    """:param boot_id: a file of another boot counts as none."""
+    """:param boot_id: a file of another boot counts as none.
+    :param aside: whether a damaged one is set aside: not in a dry run."""
 
-    def __init__(self, path: Path, form: FileForm[Content], boot_id: str) -> None:
-        self.path, self._form, self._boot_id = path, form, boot_id
+    def __init__(self, path: Path, form: FileForm[Content], boot_id: str, aside: bool = True) -> None:
+        self.path, self._form, self._boot_id, self._aside = path, form, boot_id, aside
 
     def load(self) -> Content | None:
-        """Return what was saved last; None without a file. A damaged one is set aside.
+        """Return what was saved last; None without a file, and of a damaged one.
         :raises OSError: it cannot be read."""
         try:
             raw, _ = read_regular(self.path, MAX_BYTES)
@@ -44,7 +45,7 @@ class SealedFile(Generic[Content]):
             body = unsealed(raw, self._form.version)
             return self._form.parse(body) if body["boot_id"] == self._boot_id else None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-            logger.warning("%s", set_file_aside(self.path, err, aside=True, then=self._form.loss))
+            logger.warning("%s", set_file_aside(self.path, err, aside=self._aside, then=self._form.loss))
             return None
 
     @property

@@ -13,7 +13,8 @@ from trees import make_tree
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.domain.topology import Topology
-from vmpin.features.irqs.crio_annotations import housekeeping_cpus, interrupt_annotations
+from vmpin.features.irqs import irq_claims
+from vmpin.features.irqs.crio_annotations import housekeeping_cpus
 from vmpin.features.irqs.irqs_watcher_part import owners_of
 from vmpin.placement.ownership import CpuClaims, Node, Ownership
 from vmpin.sources.nri.nri_events import NriPod, PodEvent, Synced
@@ -61,4 +62,16 @@ def test_the_annotations_of_pods_are_followed_and_open_no_other_pods_cpus(tmp_pa
     assert owners_of(view, node._annotations).room.exclusive == EMPTY
     away.after_events([PodEvent(Verb.REMOVE_POD, pod(sandbox), 0) for sandbox in (SHOP, DB)])
     assert node._annotations == {}
-    assert interrupt_annotations({"irq-load-balancing.crio.iox": "y"}) == {}
+
+
+def test_a_cpu_that_another_pod_claims_too_takes_no_interrupts(tmp_path: Path) -> None:
+    claims = {SHOP: CpuClaims(((ContainerId("c1"), cpus("2,6")),), ()),
+              DB: CpuClaims(((ContainerId("c2"), cpus("2-3")),), ())}
+    containers = {SHOP: "c1", DB: "c2"}
+    view: Any = SimpleNamespace(
+        ownership=Ownership(claims, cpus("2-3,6"), cpus("0-1")), node=Node(TOPOLOGY), vms={}, placements={},
+        sandboxes={sandbox: SimpleNamespace(containers={
+            id: SimpleNamespace(container=SimpleNamespace(name="web"))}) for sandbox, id in containers.items()})
+    assert str(owners_of(view, {SHOP: {KEY: "housekeeping"}}).room.exclusive) == "2-3"
+    (claim,) = owners_of(view, {DB: {irq_claims.KEY: "claim: ['*']"}}).claims
+    assert (claim.sandbox, str(claim.cpus)) == (DB, "3")

@@ -80,7 +80,8 @@ def test_both_rows_of_the_timer_of_powerpc_count() -> None:
 
 
 def test_sums_of_other_rows_do_not_count_again() -> None:
-    after = S390X.replace(b"90210", b"90215").replace(b"40210", b"40215").replace(b"295", b"297").replace(b"300", b"302")
+    after = S390X.replace(b"90210", b"90215").replace(b"40210", b"40215").replace(b"295", b"297").replace(
+        b"300", b"302")
     assert grown(S390X, after) == [("mlx5_comp0@pci:0000:00:00.0", "device", 1, 2),
                                    ("[EXT] Clock Comparator", "timer", 0, 5)]
 

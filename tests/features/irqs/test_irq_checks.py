@@ -49,10 +49,23 @@ def test_fixed_interrupts_alone_are_no_fault_and_kernel_work_is_advice() -> None
 
 
 def test_what_the_watcher_has_moved_and_what_stays_is_evidence() -> None:
-    entry = {"policy": "away", "moved": 3, "kept": [{"irq": 7, "name": "nvme0q3", "cpus": "3", "why": "managed"}]}
+    entry = {"policy": "away", "moved": 3, "kept": [{"irq": 7, "name": "nvme0q3", "cpus": "3", "why": "managed"}],
+             "more_kept": 2, "claimed": [142], "open": "2"}
     result = judged("irqs", found(), status=status() | {"features": {"irqs": entry}})
-    assert result.evidence[:2] == ("the watcher has set the masks of 3 interrupts, with the default mask",
-                                   "1 stay: managed")
+    assert result.evidence[:4] == (
+        "the watcher has set the masks of 3 interrupts, with the default mask",
+        "1 interrupt on CPUs of pods that claim them", "1 stay: managed", "and 2 more stay")
+
+
+def test_interrupts_that_annotations_let_come_are_no_fault() -> None:
+    """A pod's housekeeping CPU, and an interrupt that a pod claims."""
+    entry = {"policy": "away", "moved": 0, "kept": [], "more_kept": 0, "claimed": [142], "open": "2"}
+    let: dict[str, Any] = {"status": status() | {"features": {"irqs": entry}}}
+    there = found([142, "eth0", "3", "3", False], [8, "ttyS0", "2", "2", False])
+    assert judged("irqs", there, **let).level is Level.OK
+    assert judged("irqs", there).level is Level.WARN
+    assert judged("irqbalance", found(banned={"/run/irqbalance/irqbalance4.sock": "3"}), daemons=RUNS,
+                  **let).level is Level.OK
 
 
 def test_irqbalance_without_a_ban_list_is_warned_of() -> None:

@@ -81,6 +81,20 @@ def test_an_interrupt_that_begins_under_vmpins_default_mask_is_given_back_too(no
     assert node.tree.masks() == {1: "0-7", 5: "0-7", 6: "4-7", 7: "5", DEFAULT: "0-7"}
 
 
+def test_an_interrupt_that_begins_while_no_watcher_runs_is_given_back_too(node: Node) -> None:
+    """One that had such a mask before is told apart."""
+    node.tree.add(1, "eth0", "0-7")
+    node.tree.add(2, "eth1", "0-1,4-7")
+    node.tree.add(3, "eth2", "4-7", node=1)
+    node.move("2-3")
+    node.tree.add(5, "eth3", "0-1,4-7")
+    node.tree.add(6, "eth4", "4-7", node=1)
+    node.start()
+    node.move("2-3")
+    assert node.give_back()
+    assert node.tree.masks() == {1: "0-7", 2: "0-1,4-7", 3: "4-7", 5: "0-7", 6: "4-7", DEFAULT: "0-7"}
+
+
 def test_a_number_that_is_used_again_under_vmpins_default_mask_is_given_back_too(node: Node) -> None:
     node.tree.add(5, "eth0", "2-4")
     node.move("2-3")

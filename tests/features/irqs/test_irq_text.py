@@ -49,7 +49,11 @@ def test_most_devices_are_counted_only() -> None:
 
 def test_a_sandbox_has_its_cpus_and_devices() -> None:
     entry = {"id": "s1", "pod": POD, "interrupts": {"cpus": cpu_data()[:1], "devices": [
-        {"irq": 150, "name": VFIO.name, "cpus": "4-5"}]}}
+        {"irq": 150, "name": VFIO.name, "cpus": "4-5"}], "claims": [
+        {"irq": 142, "name": ETH.name, "cpus": "7", "why": ""},
+        {"irq": 9, "name": "eth1", "cpus": "", "why": "another pod has it"}]}}
     assert lines(entry) == ["interrupts: CPU 2 took 1.0/s timer interrupts",
-                            f"interrupts: {VFIO.name} (IRQ 150) is of its own device and may use CPUs 4-5"]
+                            f"interrupts: {VFIO.name} (IRQ 150) is of its own device and may use CPUs 4-5",
+                            f"interrupts: {ETH.name} (IRQ 142) is claimed by an annotation: it is on CPUs 7",
+                            "interrupts: eth1 (IRQ 9) is claimed by an annotation: refused, another pod has it"]
     assert sentences(entry)[0] == "CPU 2 took 1.0/s timer interrupts."

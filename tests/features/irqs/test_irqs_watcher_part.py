@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.features.irqs import irqs_watcher_part
+from vmpin.features.irqs.irq_claims import IrqClaim
+from vmpin.features.irqs.irq_mover import FIXED, RESTING
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.irqs_watcher_part import IrqReader, NodeIrqs, Owners
 from vmpin.features.irqs.manifest import FEATURE
@@ -87,6 +90,12 @@ def test_the_devices_of_vms_are_looked_for_where_one_is_new(tmp_path: Path, monk
         reader.read(owners())
     assert looked == [7]
     reader.read(owners()._replace(vms={DB: ThreadId(7, 5)}))
+    assert looked == [7, 7]
+    (tmp_path / "proc/7/fd/3").unlink()  # nor again and again where no VM has it
+    reader.read(owners())
+    looked.clear()
+    for _ in range(irqs_watcher_part._SEARCH_EVERY * 2):
+        reader.read(owners())
     assert looked == [7, 7]
 
 
@@ -158,12 +167,44 @@ async def test_without_room_for_the_originals_interrupts_are_counted_still(
     assert (away.status()["trouble"], away.status()["moved"]) == ("", 3)
 
 
-def test_a_reader_that_is_closed_moves_nothing(tmp_path: Path) -> None:
+async def test_a_cancelled_task_moves_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a watcher has lost its run directory to another one, and while a thread of it still reads."""
+    machine = Machine(tmp_path)
+    away, begun, go_on = part(tmp_path, "away"), threading.Event(), threading.Event()
+    node: NodeIrqs = away.tasks["irqs"].__self__
+    monkeypatch.setattr(irqs_watcher_part, "owners_of", lambda *_: owners())
+    cast(Any, node._view).ownership = None
+    read = machine.tree.files.softirqs
+
+    def waiting() -> object:
+        begun.set()
+        go_on.wait()
+        return read()
+
+    monkeypatch.setattr(node._reader._files, "softirqs", waiting)
+    task = asyncio.create_task(away.tasks["irqs"]())
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    threading.Timer(0.1, go_on.set).start()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    masks = machine.tree.masks()
+    machine.tree.set(142, "0-7")
+    node._reader.read(owners())
+    assert machine.tree.masks() == masks | {142: "0-7"}
+
+
+def test_rests_end_when_an_operator_asks(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     away = part(tmp_path, "away")
-    away.end()
-    away.tasks["irqs"].__self__._reader.read(owners())
-    assert set(machine.tree.masks().values()) == {"0-7"}
+    reader: IrqReader = away.tasks["irqs"].__self__._reader
+    for _ in range(6):
+        reader.read(owners())
+        machine.tree.set(142, "2")
+    assert [kept.why for kept in reader.read(owners()).moved.kept] == [RESTING]
+    away.retry()
+    assert reader.read(owners()).moved.kept == ()
+    assert machine.tree.masks()[142] == "0-1,4-5,7"
 
 
 def test_the_status_has_rates_and_what_stays(tmp_path: Path) -> None:
@@ -186,7 +227,54 @@ def test_the_status_has_rates_and_what_stays(tmp_path: Path) -> None:
     members = away.members(SandboxState(SHOP))["interrupts"]
     assert [cpu["cpu"] for cpu in members["cpus"]] == [3]
     assert members["devices"] == [{"irq": 150, "name": NAMES[150], "cpus": "1"}]
-    assert away.members(SandboxState(DB))["interrupts"] == {"cpus": [], "devices": []}
+    assert away.members(SandboxState(DB))["interrupts"] == {"cpus": [], "devices": [], "claims": []}
+
+
+def test_the_status_has_claims_and_open_cpus_and_counts_what_it_does_not_list(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    names = {number: f"nvme0q{number}" for number in range(100)}
+    for number, name in names.items():
+        machine.tree.add(number, name, "3", fixed=True)
+    (tmp_path / "proc/interrupts").write_bytes(interrupts(range(8), NAMES | names, {}))
+    away = part(tmp_path, "away")
+    node: NodeIrqs = away.tasks["irqs"].__self__
+    room = owners().room._replace(exclusive=CpuSet.parse("3,6"))
+    node.reading = node._reader.read(owners()._replace(room=room, claims=[
+        IrqClaim(DB, CpuSet((6,)), "claim: ['*eth0*', '7']")]))
+    data = away.status()
+    assert (data["claimed"], data["open"], len(data["kept"]), data["more_kept"]) == ([142], "2", 64, 36)
+    cast(Any, node._view).ownership = SimpleNamespace(claims={})
+    assert away.members(SandboxState(DB))["interrupts"]["claims"] == [
+        {"irq": 142, "name": "eth0-TxRx-3", "cpus": "6", "why": ""},
+        {"irq": 7, "name": "nvme0q7", "cpus": "", "why": FIXED}]
+    assert machine.tree.masks()[142] == "6"
+
+
+def test_dry_runs_have_what_would_be_moved_and_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    machine.tree.add(7, "nvme0q3", "3", fixed=True)
+    assert FEATURE.planned is not None
+    assert FEATURE.giving_back is not None
+    away = part(tmp_path, "away")
+    view = away.tasks["irqs"].__self__._view
+    monkeypatch.setattr(irqs_watcher_part, "owners_of", lambda *_: owners())
+    assert (FEATURE.giving_back(view.config), FEATURE.planned(part(tmp_path, "see").tasks["irqs"].__self__._view)) == (
+        [], [])
+    planned = FEATURE.planned(view)
+    assert planned == [f"move {what} to CPUs 0-1,4-5,7, was 0-7" for what in (
+        "IRQ 142 (eth0-TxRx-3)", f"IRQ 150 ({NAMES[150]})", "default_smp_affinity")]
+    away.tasks["irqs"].__self__._reader.read(owners()._replace(masks={}))
+    assert FEATURE.planned(view) == []
+    assert FEATURE.giving_back(view.config) == [
+        f"move {what} to CPUs 0-7, was {mask}" for what, mask in (
+            ("IRQ 142 (eth0-TxRx-3)", "0-1,4-5,7"), (f"IRQ 150 ({NAMES[150]})", "0-1,4-5,7"),
+            ("default_smp_affinity", "0-1,4-5,7"))]
+    (tmp_path / "proc/interrupts").unlink()
+    assert "cannot be read" in FEATURE.giving_back(view.config)[0]
+    assert "cannot be read" in FEATURE.planned(view)[0]
+    (tmp_path / "run/irqs.json").write_text("damaged")
+    assert FEATURE.giving_back(view.config) == []
+    assert not (tmp_path / "run/irqs.json.bad").exists(), "a dry run changes nothing"
 
 
 async def until(node: NodeIrqs, reached: Callable[[object], bool]) -> None:

@@ -13,16 +13,11 @@ from collections.abc import Mapping
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
 
-_KEY = "irq-load-balancing.crio.io"
-
-
-def interrupt_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Pick those of interrupts."""
-    return {key: value for key, value in annotations.items() if key == _KEY or key.startswith(f"{_KEY}/")}
+KEY = "irq-load-balancing.crio.io"
 
 
 def housekeeping_cpus(annotations: Mapping[str, str], container: str, cpus: CpuSet, topology: Topology) -> CpuSet:
     """The CPUs of a container that go on taking interrupts; EMPTY for none. :param container: its name.
     :param cpus: its exclusive CPUs."""
-    value = annotations.get(f"{_KEY}/{container}", annotations.get(_KEY))
+    value = annotations.get(f"{KEY}/{container}", annotations.get(KEY))
     return topology.core_of(cpus.first) & cpus if value == "housekeeping" and cpus else EMPTY

@@ -106,7 +106,8 @@ class InterruptTable:
                 yield row
 
     def descriptions(self) -> dict[int, str]:
-        """By number, what follows the counts of an interrupt: chip, the chip's number, drivers, with single blanks."""
+        """Collect by number what follows the counts of an interrupt: chip, the chip's number, drivers, with single
+        blanks."""
         most = len(self.columns) + 1
         return {number: b" ".join(parts[most][:_LONGEST_TEXT].split()).decode("utf-8", "replace")
                 for label, line in self.lines.items() if (number := parse_whole(label.strip(), MAX_IRQ)) is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.doctor.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
@@ -12,14 +15,14 @@ _SHOWN = 20
 
 def irqs(facts: NodeFacts) -> CheckResult:
     """Judge the interrupts of devices by the CPUs that their controllers chose."""
-    found, exclusive = facts.of_features["irqs"], facts.exclusive
+    found, exclusive, entry = facts.of_features["irqs"], _closed(facts), _entry(facts)
     if found["trouble"]:
         return unknown(found["trouble"])
     if not exclusive:
         return ok("no CPU is exclusive")
     there = [(number, name, CpuSet.parse(chosen) & exclusive, fixed)
-             for number, name, _, chosen, fixed in found["interrupts"]
-             if not CpuSet.parse(chosen).isdisjoint(exclusive)]
+             for number, name, _, chosen, fixed in found["interrupts"] if number not in entry.get("claimed", ())
+             and not CpuSet.parse(chosen).isdisjoint(exclusive)]
     texts = [f"IRQ {number} ({name}) on exclusive CPUs {cpus}{': its mask is fixed' * fixed}"
              for number, name, cpus, fixed in there]
     evidence = [*texts[:_SHOWN], *([f"and {len(texts) - _SHOWN} more"] if texts[_SHOWN:] else []),
@@ -34,12 +37,15 @@ def irqs(facts: NodeFacts) -> CheckResult:
 
 def _moved(facts: NodeFacts) -> list[str]:
     """Describe what the watcher has moved, and what not."""
-    entry = facts.status.get("features", {}).get("irqs")
+    entry = _entry(facts)
     if not entry or entry["policy"] != "away":
         return []
+    count = len(entry["claimed"])
     why = dict.fromkeys(kept["why"] for kept in entry["kept"])
     return [f"the watcher has set the masks of {number_of(entry['moved'], 'interrupt')}, with the default mask",
-            *(f"{sum(kept['why'] == reason for kept in entry['kept'])} stay: {reason}" for reason in why)]
+            *([f"{number_of(count, 'interrupt')} on CPUs of pods that claim them"] if count else []),
+            *(f"{sum(kept['why'] == reason for kept in entry['kept'])} stay: {reason}" for reason in why),
+            *([f"and {entry['more_kept']} more stay"] if entry["more_kept"] else [])]
 
 
 def _kernel_work(facts: NodeFacts, fixed: bool) -> list[str]:
@@ -72,12 +78,22 @@ def irqbalance(facts: NodeFacts) -> CheckResult:
     # What an irqbalance answers counts; without an answer, its configuration, and what it leaves alone by itself.
     left_alone = union(map(_cpus, asked)) if asked else facts.cpus.isolated | facts.cpus.nohz_full | union(
         _cpus(cpus) for name, cpus in banned.items() if name.endswith("CPULIST"))
-    open_to = facts.exclusive - left_alone
+    open_to = _closed(facts) - left_alone
     if open_to:
         return warn(f"irqbalance may move interrupts to exclusive CPUs {open_to}",
                     f"irqs.policy: away has it leave them alone over its socket; or IRQBALANCE_BANNED_CPULIST="
                     f"{facts.exclusive} in /etc/default/irqbalance (or /etc/sysconfig), and restart it", *evidence)
     return ok("irqbalance runs, and leaves exclusive CPUs alone", *evidence)
+
+
+def _entry(facts: NodeFacts) -> Mapping[str, Any]:
+    """The feature's member of the status; empty without."""
+    return facts.status.get("features", {}).get("irqs") or {}
+
+
+def _closed(facts: NodeFacts) -> CpuSet:
+    """The exclusive CPUs that are to take no interrupts: without those that annotations open."""
+    return facts.exclusive - _cpus(_entry(facts).get("open", ""))
 
 
 def _cpus(text: str) -> CpuSet:

@@ -12,12 +12,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import Contention, ContentionRules
 from vmpin.features.irqs import irqbalance
 from vmpin.features.irqs.interrupt_table import IrqKind, IrqRow
+from vmpin.features.irqs.irq_claims import ClaimedIrq, ClaimsByIrq, decided_claims
 from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles
 from vmpin.features.irqs.irq_plan import Irq, IrqOriginal, IrqRoom, MaskWrite, has_driver_of, plan, restoring
 from vmpin.features.irqs.originals_file import IrqOriginals, OriginalsFile
@@ -40,12 +42,13 @@ class KeptIrq(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The result of a pass: how many interrupts have a mask of vmpin's, those that stay, and the masks that are not
-    set yet."""
+    """The result of a pass: how many interrupts have a mask of vmpin's, those that stay, the masks that are not set
+    yet, and those that pods claim."""
 
     moved: int = 0
     kept: tuple[KeptIrq, ...] = ()
     due: tuple[MaskWrite, ...] = ()
+    claims: tuple[ClaimedIrq, ...] = ()
 
 
 def read_irqs(files: IrqFiles, rows: Iterable[IrqRow], nodes: dict[Key, int | None] | None = None) -> list[Irq]:
@@ -80,10 +83,15 @@ class IrqMover:
         self._fixed: dict[Key, bool] = {}
         self._nodes: dict[Key, int | None] = {}
         self._failures: dict[Key, str] = {}
-        #: The interrupts of the last pass; None before the first.
-        self._seen: set[Key] | None = None
+        #: The interrupts of the last pass.
+        self._seen: set[Key] = set()
 
-    def move(self, rows: Iterable[IrqRow], room: IrqRoom) -> Moved:
+    def retry_now(self) -> None:
+        """End all rests, and try again what the kernel has refused for good."""
+        self._contention.retry_now()
+        self._fixed.clear()
+
+    def move(self, rows: Iterable[IrqRow], room: IrqRoom, claimed: ClaimsByIrq = MappingProxyType({})) -> Moved:
         """Make one pass. :param rows: of /proc/interrupts.
         :raises OSError: the masks cannot be read, or the originals not be read or saved: then no mask is set."""
         if self._originals is None:
@@ -92,11 +100,14 @@ class IrqMover:
         before = self._originals.irqs
         fixed = [irq for irq in irqs if self._is_fixed(irq)]
         movable = [irq for irq in irqs if not self._fixed[irq.number, irq.name]]
+        claims = [claim._replace(cpus=EMPTY, why=FIXED) if self._fixed[claim.irq.number, claim.irq.name] else claim
+                  for claim in decided_claims(irqs, claimed, room)] if claimed else []
+        room = room._replace(claimed={claim.irq.number: claim.cpus for claim in claims if not claim.why})
         decided = plan(movable, room, before, self._born(movable, before, room))
         banned = {path: cpus for path in self._sockets() if (cpus := irqbalance.banned_cpus(path)) is not None}
         # One that does not answer this time may have vmpin's list already.
         own = {path: cpus for path, cpus in self._originals.banned.items() if path in banned or os.path.exists(path)}
-        originals = IrqOriginals(decided.originals, banned | own)
+        originals = IrqOriginals(decided.originals | _alike(movable, decided.originals, room), banned | own)
         if originals != self._originals or not self._file.path.exists():
             self._file.save(originals)
             self._originals = originals
@@ -119,7 +130,7 @@ class IrqMover:
         self._failures = {key: why for key, why in self._failures.items() if key in seen}
         moved = sum(masks[number] in record.written and masks[number] != record.mask
                     for number, record in decided.originals.items())
-        return Moved(moved, tuple(kept), tuple(due))
+        return Moved(moved, tuple(kept), tuple(due), tuple(claims))
 
     def _is_fixed(self, irq: Irq) -> bool:
         key = irq.number, irq.name
@@ -128,24 +139,14 @@ class IrqMover:
         return self._fixed[key]
 
     def _born(self, irqs: Iterable[Irq], before: Mapping[int, IrqOriginal], room: IrqRoom) -> dict[int, CpuSet]:
-        """The masks that interrupts would have had without vmpin that have begun since the last pass under its default
-        mask: the kernel gives them that mask, or the part of it on the device's node (kernel/irq/manage.c:
-        irq_setup_affinity)."""
-        default, seen = before.get(DEFAULT), self._seen
-        born: dict[int, CpuSet] = {}
-        if default is None or seen is None:
-            return born
-        for irq in irqs:
-            kept = before.get(irq.number)
-            if (irq.number, irq.name) in seen or not irq.name or (kept is not None and has_driver_of(irq, kept)):
-                continue
-            near = room.nodes.get(-1 if irq.node is None else irq.node, EMPTY)
-            for mask in default.written:
-                if irq.mask == mask & near & room.online:
-                    born[irq.number] = default.mask & near or default.mask
-                elif irq.mask in (mask, mask & room.online):
-                    born[irq.number] = default.mask
-        return born
+        """The masks that interrupts would have had without vmpin that have begun since the last pass, or while no
+        watcher ran, under its default mask."""
+        default = before.get(DEFAULT)
+        if default is None:
+            return {}
+        return {irq.number: mask for irq in irqs if (irq.number, irq.name) not in self._seen and irq.name
+                and ((kept := before.get(irq.number)) is None or not has_driver_of(irq, kept))
+                and (mask := _begun_with(irq, default, room))}
 
     def _carried_out(self, write: MaskWrite, original: CpuSet, now: float) -> str:
         """Set a mask. :returns: why it is not set, "" if it is."""
@@ -180,6 +181,40 @@ class IrqMover:
             logger.warning("not done: %s: %s", write.describe(), why)
         self._failures[key] = why
         return why
+
+
+def _begun_with(irq: Irq, default: IrqOriginal, room: IrqRoom) -> CpuSet:
+    """The mask that an interrupt would have without vmpin, if it has the one with which interrupts begin under vmpin's
+    default mask: that mask, or the part of it on the device's node (kernel/irq/manage.c: irq_setup_affinity).
+    EMPTY for any other."""
+    near = room.nodes.get(-1 if irq.node is None else irq.node, EMPTY)
+    if irq.mask in [mask & near & room.online for mask in default.written]:
+        return default.mask & near or default.mask
+    return default.mask if irq.mask in [part for mask in default.written for part in (mask, mask & room.online)
+                                        ] else EMPTY
+
+
+def _alike(irqs: Iterable[Irq], originals: Mapping[int, IrqOriginal], room: IrqRoom) -> dict[int, IrqOriginal]:
+    """Records of the interrupts that had such a mask already, so that the next watcher can tell them apart."""
+    default = originals.get(DEFAULT)
+    return {} if default is None else {
+        irq.number: IrqOriginal(irq.name, irq.mask) for irq in irqs
+        if irq.name and irq.number not in originals and _begun_with(irq, default, room)}
+
+
+def planned(files: IrqFiles, originals_file: OriginalsFile, room: IrqRoom) -> list[str]:
+    """Sentences on what a first pass would set. :raises OSError: the masks or the originals cannot be read."""
+    irqs = [irq for irq in read_irqs(files, files.interrupts().rows()) if not files.fixed(irq.number)]
+    return [write.describe() for write in plan(irqs, room, originals_file.load().irqs).writes]
+
+
+def giving_back(files: IrqFiles, originals_file: OriginalsFile) -> list[str]:
+    """Sentences on what `give_back` would set. :raises OSError: the masks or the originals cannot be read."""
+    originals = originals_file.load()
+    irqs = read_irqs(files, files.interrupts().rows()) if originals.irqs else []
+    return [*(write.describe() for write in restoring(irqs, originals.irqs)),
+            *(f"give irqbalance its own list of CPUs back: {cpus or 'that of its configuration'} ({path})"
+              for path, cpus in originals.banned.items())]
 
 
 def _tell_irqbalances(banned: Mapping[str, CpuSet], own: Mapping[str, CpuSet], exclusive: CpuSet) -> None:

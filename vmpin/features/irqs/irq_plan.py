@@ -2,7 +2,8 @@
 
 Pure. An interrupt is moved where its mask has exclusive CPUs, and one of a VM's passed-through device wherever it is.
 What another program has set since stays, where it has no exclusive CPU: irqbalance may move interrupts among the
-CPUs that are left. No mask that is set here is empty, or has an exclusive CPU, except an original one.
+CPUs that are left. No mask that is set here is empty, or has an exclusive CPU, except an original one, and those of
+interrupts that a pod claims (irq_claims), which have CPUs of that pod.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ class Irq(NamedTuple):
 
 class IrqRoom(NamedTuple):
     """The CPUs of the machine. `apart`: the CPUs for the interrupts of a passed-through device, by its PCI address:
-    those of its VM's sandbox that are not exclusive."""
+    those of its VM's sandbox that are not exclusive. `claimed`: the CPUs of the pods that claim interrupts, by number.
+    """
 
     online: CpuSet
     exclusive: CpuSet
     pool: CpuSet
     nodes: Mapping[int, CpuSet] = MappingProxyType({})
     apart: Mapping[str, CpuSet] = MappingProxyType({})
+    claimed: Mapping[int, CpuSet] = MappingProxyType({})
 
 
 class IrqOriginal(NamedTuple):
@@ -61,13 +64,15 @@ class IrqPlan(NamedTuple):
     is left."""
 
     writes: tuple[MaskWrite, ...]
-    originals: Mapping[int, IrqOriginal]
+    originals: dict[int, IrqOriginal]
     stuck: tuple[Irq, ...] = ()
 
 
 def wanted_mask(irq: Irq, original: CpuSet, room: IrqRoom) -> CpuSet:
     """The mask that an interrupt should have; the original one where that has no exclusive CPU, EMPTY where no CPU is
     left for it."""
+    if irq.number in room.claimed:
+        return room.claimed[irq.number]
     near = EMPTY if irq.node is None else room.nodes.get(irq.node, EMPTY)
     rest = original - room.exclusive
     if irq.device in room.apart:
@@ -87,7 +92,7 @@ def plan(irqs: Iterable[Irq], room: IrqRoom, before: Mapping[int, IrqOriginal],
         whose mask is none of vmpin's. An interrupt without a driver (no name) is moved only if it was before.
     :param born: by number, the original masks of interrupts that began under a default mask of vmpin's."""
     writes, originals, stuck = [], dict[int, IrqOriginal](), []
-    decided: dict[tuple[CpuSet, int | None, str], CpuSet] = {}  # most interrupts are alike
+    decided: dict[tuple[CpuSet, int | None, str, CpuSet | None], CpuSet] = {}  # most interrupts are alike
     for irq in irqs:
         kept = before.get(irq.number)
         if irq.number in born:
@@ -97,7 +102,8 @@ def plan(irqs: Iterable[Irq], room: IrqRoom, before: Mapping[int, IrqOriginal],
             kept = kept._replace(name=irq.name) if same else None
         if kept is None and not irq.name:
             continue
-        key = irq.mask if kept is None else kept.mask, irq.node, irq.device
+        claimed = room.claimed.get(irq.number)
+        key = irq.mask if kept is None else kept.mask, irq.node, irq.device, claimed
         wanted = decided.get(key, EMPTY)
         if not wanted:
             wanted = decided[key] = wanted_mask(irq, key[0], room)
@@ -106,7 +112,7 @@ def plan(irqs: Iterable[Irq], room: IrqRoom, before: Mapping[int, IrqOriginal],
             wanted = irq.mask
         hit = not irq.mask.isdisjoint(room.exclusive)
         ours = kept is not None and irq.mask in (kept.mask, *kept.written)
-        if kept is not None and not ours and not hit:
+        if kept is not None and not ours and not hit and claimed is None:
             if irq.device in room.apart or not kept.mask.isdisjoint(room.exclusive):
                 originals[irq.number] = kept  # another program's choice stays, until it is on exclusive CPUs
             continue

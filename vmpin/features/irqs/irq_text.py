@@ -68,4 +68,7 @@ def _of_sandbox(sandbox: Mapping[str, Any]) -> Iterable[str]:
     titles = {sandbox["id"]: sandbox["pod"]}
     devices: Sequence[Mapping[str, Any]] = entry["devices"]
     return [*(note for cpu in entry["cpus"] for note in notes_of(cpu, titles)),
-            *(f"{_named(device)} is of its own device and may use CPUs {device['cpus']}" for device in devices)]
+            *(f"{_named(device)} is of its own device and may use CPUs {device['cpus']}" for device in devices),
+            *(f"{_named(claim)} is claimed by an annotation: " + (
+                f"it is on CPUs {claim['cpus']}" if claim["cpus"] else f"refused, {claim['why']}")
+              for claim in entry["claims"])]

@@ -15,12 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.cpuset import CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.feature import WatcherPart
-from vmpin.features.irqs.crio_annotations import housekeeping_cpus, interrupt_annotations
+from vmpin.features.irqs import crio_annotations, irq_claims, irq_mover
 from vmpin.features.irqs.interrupt_table import InterruptTable, IrqKind, IrqRow
+from vmpin.features.irqs.irq_claims import IrqClaim
 from vmpin.features.irqs.irq_counts import CpuInterrupts, of_interval
 from vmpin.features.irqs.irq_files import IrqFiles
 from vmpin.features.irqs.irq_metrics import irq_families
@@ -44,12 +45,13 @@ _MOST = 64
 
 class Owners(NamedTuple):
     """What a reading needs of the watcher's state: the owner of each exclusive CPU; each VM's main thread and its
-    sandbox's CPUs."""
+    sandbox's CPUs; claims of interrupts, those of the oldest pods first."""
 
     cpus: Mapping[int, SandboxId]
     room: IrqRoom
     vms: Mapping[SandboxId, ThreadId]
     masks: Mapping[SandboxId, CpuSet]
+    claims: Sequence[IrqClaim] = ()
 
 
 class DeviceInterrupt(NamedTuple):
@@ -69,6 +71,8 @@ class Reading(NamedTuple):
     owners: Mapping[str, SandboxId] = MappingProxyType({})
     devices: tuple[DeviceInterrupt, ...] = ()
     moved: Moved = Moved()
+    #: The exclusive CPUs that take interrupts by an annotation of their pod.
+    open: CpuSet = EMPTY
     #: Why interrupts were not moved, "" if they were.
     trouble: str = ""
     #: Since the start, by CPU and kind.
@@ -84,7 +88,9 @@ class IrqReader:
         self._closed = False
         self._before: tuple[float, Owners, InterruptTable, InterruptTable] | None = None
         self._moved = Moved()
+        self._retry = False
         self._devices: dict[str, SandboxId] = {}
+        self._searched: set[str] = set()
         self._until_search = 0
         self._vms: Mapping[SandboxId, ThreadId] = {}
         self._counts: Counter[tuple[int, IrqKind]] = Counter()
@@ -93,6 +99,10 @@ class IrqReader:
         """Move nothing any more. Waits until a pass is over."""
         with self._lock:
             self._closed = True
+
+    def retry_now(self) -> None:
+        """Let nothing rest in the next reading."""
+        self._retry = True
 
     def read(self, owners: Owners) -> Reading:
         """Make a reading. :raises OSError: /proc/interrupts or /proc/softirqs cannot be read."""
@@ -113,23 +123,28 @@ class IrqReader:
                 if self._mover is not None and not self._closed:
                     apart = {device: owners.masks[sandbox] for device, sandbox in self._devices.items()
                              if sandbox in owners.masks}
-                    self._moved = self._mover.move(interrupts.rows(), owners.room._replace(apart=apart))
+                    if self._retry:
+                        self._retry = False
+                        self._mover.retry_now()
+                    claimed = irq_claims.claims_by_irq(
+                        owners.claims, interrupts.descriptions() if owners.claims else {})
+                    self._moved = self._mover.move(interrupts.rows(), owners.room._replace(apart=apart), claimed)
                 devices += [DeviceInterrupt(row, self._devices[row.device], mask) for row in passed
                             if row.irq is not None and row.device in self._devices
                             and (mask := self._files.mask(row.irq)) is not None]
             except OSError as err:  # such as a full disk for the originals: what the CPUs took counts all the same
                 trouble = str(err)
-            return Reading(seconds, tuple(cpus), self._devices, tuple(devices), self._moved, trouble,
-                           dict(self._counts))
+            return Reading(seconds, tuple(cpus), self._devices, tuple(devices), self._moved,
+                           CpuSet(owners.cpus) - owners.room.exclusive, trouble, dict(self._counts))
 
     def _find_devices(self, rows: Iterable[IrqRow], owners: Owners) -> None:
         """Find the VMs of passed-through devices, where a VM or a device is new, and at times in any case: a device
         may have been plugged into another VM."""
         wanted = {row.device for row in rows}
         self._until_search -= 1
-        if wanted == self._devices.keys() and owners.vms == self._vms and self._until_search > 0:
+        if wanted == self._searched and owners.vms == self._vms and self._until_search > 0:
             return
-        self._vms, self._until_search = owners.vms, _SEARCH_EVERY
+        self._searched, self._vms, self._until_search = wanted, owners.vms, _SEARCH_EVERY
         self._devices = {device: sandbox for sandbox, main in owners.vms.items() if wanted
                          for device in self._files.vfio_devices(main.tid) if device in wanted}
 
@@ -139,7 +154,9 @@ class NodeIrqs:
 
     def __init__(self, view: NodeView, reader: IrqReader, policy: str) -> None:
         self._view, self._reader, self._policy = view, reader, policy
-        self._honours = view.config.of_features["irqs"].honour == "crio"
+        honour = view.config.of_features["irqs"].honour.split(",")
+        self._keys = tuple(module.KEY for name, module in (("crio", crio_annotations), ("nri-plugins", irq_claims))
+                           if name in honour)
         self._annotations: dict[SandboxId, Mapping[str, str]] = {}
         self._ownership: Ownership | None = None
         self._changed = asyncio.Event()
@@ -147,25 +164,37 @@ class NodeIrqs:
         self.reading = Reading()
 
     def part(self) -> WatcherPart:
-        return WatcherPart(tasks={"irqs": self.run}, after_pass=self._after_pass, end=self._reader.close,
+        return WatcherPart(tasks={"irqs": self.run}, after_pass=self._after_pass, retry=self._retry_now,
                            status=self.data, members=self._members, planned=self._planned,
                            metrics=lambda scrape: irq_families(self.reading.counts),
-                           after_events=self._take_annotations if self._honours else None)
+                           after_events=self._take_annotations if self._keys else None)
 
     def _take_annotations(self, events: Sequence[NriEvent]) -> None:
-        """Keep the annotations of pods that concern interrupts."""
+        """Keep the annotations of pods that concern interrupts, in the order in which the pods came."""
         for event in events:
             match event:
                 case Synced():
-                    self._annotations = {pod.id: found for pod in event.pods
-                                         if (found := interrupt_annotations(pod.annotations))}
+                    listed = {pod.id: kept for pod in event.pods if (kept := self._kept(pod.annotations))}
+                    self._annotations = {pod: listed[pod] for pod in (*self._annotations, *listed) if pod in listed}
                 case PodEvent(verb=Verb.RUN_POD):
-                    if found := interrupt_annotations(event.pod.annotations):
-                        self._annotations[event.pod.id] = found
+                    if kept := self._kept(event.pod.annotations):
+                        self._annotations[event.pod.id] = kept
                 case PodEvent(verb=Verb.REMOVE_POD):
                     self._annotations.pop(event.pod.id, None)
 
+    def _kept(self, annotations: Mapping[str, str]) -> dict[str, str]:
+        return {key: value for key, value in annotations.items() if key.partition("/")[0] in self._keys}
+
     async def run(self) -> None:
+        """Read again and again. Moves nothing any more once it is cancelled, also where another watcher has the run
+        directory."""
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            self._reader.close()
+            raise
+
+    async def _run(self) -> None:
         while True:
             self._changed.clear()
             self._ownership = self._view.ownership
@@ -195,6 +224,10 @@ class NodeIrqs:
         self._failure = trouble
         return cost
 
+    def _retry_now(self) -> None:
+        self._reader.retry_now()
+        self._changed.set()
+
     def _after_pass(self) -> None:
         if self._view.ownership is not self._ownership:
             self._changed.set()
@@ -206,7 +239,9 @@ class NodeIrqs:
                 "cpus": [cpu.data(reading.owners) for cpu in reading.cpus], "moved": moved.moved,
                 "kept": [{"irq": kept.irq.number, "name": kept.irq.name, "cpus": str(kept.cpus), "why": kept.why}
                          for kept in moved.kept[:_MOST]],
-                "due": [write.describe() for write in moved.due[:_MOST]]}
+                "due": [write.describe() for write in moved.due[:_MOST]],
+                "more_kept": len(moved.kept[_MOST:]), "more_due": len(moved.due[_MOST:]), "open": str(reading.open),
+                "claimed": [claim.irq.number for claim in moved.claims if not claim.why]}
 
     def _planned(self) -> list[str]:
         return [write.describe() for write in self.reading.moved.due]
@@ -218,7 +253,9 @@ class NodeIrqs:
         return {"interrupts": {
             "cpus": [cpu.data(reading.owners) for cpu in reading.cpus if cpu.cpu in own],
             "devices": [{"irq": device.row.irq, "name": device.row.name, "cpus": str(device.cpus)}
-                        for device in devices[:_MOST]]}}
+                        for device in devices[:_MOST]],
+            "claims": [{"irq": claim.irq.number, "name": claim.irq.name, "cpus": str(claim.cpus), "why": claim.why}
+                       for claim in reading.moved.claims if claim.sandbox == sandbox.id][:_MOST]}}
 
 
 def watcher_part(view: NodeView, policy: str, originals: Path, give_back: Callable[[], None]) -> WatcherPart:
@@ -232,16 +269,34 @@ def watcher_part(view: NodeView, policy: str, originals: Path, give_back: Callab
     return WatcherPart(**{**vars(NodeIrqs(view, IrqReader(files, None), policy).part()), "begin": give_back})
 
 
+def planned(view: NodeView, originals: Path) -> list[str]:
+    """Sentences on what a watcher with the policy away would set first, without annotations, which NRI reports."""
+    files = IrqFiles(view.proc, view.config.paths.sys)
+    try:
+        return irq_mover.planned(files, OriginalsFile(originals, view.boot_id, aside=False), owners_of(view, {}).room)
+    except OSError as err:
+        return [f"interrupts cannot be read: {err}"]
+
+
 def owners_of(view: NodeView, annotations: Mapping[SandboxId, Mapping[str, str]]) -> Owners:
     """Take what a reading needs of the state as it is now.
-    :param annotations: those of pods that are honoured: they may have a part of their CPUs take interrupts."""
+    :param annotations: those of pods that are honoured, the oldest pod first: they may have CPUs that no other pod
+        claims, too, take interrupts."""
     ownership, node = view.ownership, view.node
-    cpus = {cpu: sandbox for sandbox, claim in ownership.claims.items() for cpu in claim.cpus}
-    open_to_all = union(
-        housekeeping_cpus(of_pod, state.containers[container].container.name, own, node.topology)
-        for sandbox, of_pod in annotations.items() if (state := view.sandboxes.get(sandbox)) is not None
-        and (claim := ownership.claims.get(sandbox)) is not None
-        for container, own in claim.exclusive if container in state.containers)
+    cpus, all_claimed, contested = dict[int, SandboxId](), EMPTY, EMPTY
+    for sandbox, claim in ownership.claims.items():
+        contested |= claim.cpus & all_claimed
+        all_claimed |= claim.cpus
+        cpus |= dict.fromkeys(claim.cpus, sandbox)
+    open_to_all, claims = EMPTY, list[IrqClaim]()
+    for sandbox, of_pod in annotations.items():
+        state, of_sandbox = view.sandboxes.get(sandbox), ownership.claims.get(sandbox)
+        for container, own in () if state is None or of_sandbox is None else of_sandbox.exclusive:
+            if state is not None and container in state.containers:
+                name = state.containers[container].container.name
+                open_to_all |= crio_annotations.housekeeping_cpus(of_pod, name, own, node.topology) - contested
+                if (text := irq_claims.annotation_of(of_pod, name)) and own - contested:
+                    claims.append(IrqClaim(sandbox, own - contested, text))
     room = IrqRoom(node.online, ownership.exclusive - open_to_all, ownership.pool_for_policies, node.topology.nodes)
     return Owners(cpus, room, {sandbox: vm.vmm.id for sandbox, vm in view.vms.items()},
-                  {sandbox: placement.mask for sandbox, placement in view.placements.items()})
+                  {sandbox: placement.mask for sandbox, placement in view.placements.items()}, claims)

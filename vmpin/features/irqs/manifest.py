@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
     from vmpin.doctor.finding import Check
+    from vmpin.reconcile.view import NodeView
 
 
 def _sections() -> Mapping[str, type[Any]]:
@@ -48,6 +49,29 @@ def _give_back(config: Config) -> bool:
     except OSError as err:
         logging.getLogger(__name__).error("not given back: the masks of interrupts: %s", err)
         return False
+
+
+def _giving_back(config: Config) -> list[str]:
+    if not (path := _path(config)).exists():
+        return []
+    from vmpin.features.irqs.irq_files import IrqFiles
+    from vmpin.features.irqs.irq_mover import giving_back
+    from vmpin.features.irqs.originals_file import OriginalsFile
+    from vmpin.host.procfs import Procfs
+
+    proc = Procfs(config.paths.proc)
+    try:
+        return giving_back(IrqFiles(proc, config.paths.sys), OriginalsFile(path, proc.boot_id(), aside=False))
+    except OSError as err:
+        return [f"the masks of interrupts cannot be read: {err}"]
+
+
+def _planned(view: NodeView) -> list[str]:
+    if view.config.of_features["irqs"].policy != "away":
+        return []
+    from vmpin.features.irqs.irqs_watcher_part import planned
+
+    return planned(view, _path(view.config))
 
 
 def _begin(config: Config) -> None:
@@ -105,4 +129,5 @@ def _checks() -> Sequence[Check]:
 
 
 FEATURE = Feature(name="irqs", sections=_sections, fixed_sections=("irqs",), files=_files, give_back=_give_back,
-                  watch=_watch, cpu_notes=_cpu_notes, lines=_lines, sentences=_sentences, facts=_facts, checks=_checks)
+                  giving_back=_giving_back, planned=_planned, watch=_watch,
+                  cpu_notes=_cpu_notes, lines=_lines, sentences=_sentences, facts=_facts, checks=_checks)

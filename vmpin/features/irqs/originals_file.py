@@ -41,9 +41,9 @@ def _data(originals: IrqOriginals) -> dict[str, object]:
 class OriginalsFile(SealedFile[IrqOriginals]):
     """:param boot_id: a file of another boot is not used: its interrupts have begun anew."""
 
-    def __init__(self, path: Path, boot_id: str) -> None:
+    def __init__(self, path: Path, boot_id: str, aside: bool = True) -> None:
         form = FileForm(VERSION, _parse, _data, "interrupts that were moved keep their masks")
-        super().__init__(path, form, boot_id)
+        super().__init__(path, form, boot_id, aside)
 
     def load(self) -> IrqOriginals:
         """Return what was saved last; nothing without a file. :raises OSError: it cannot be read."""
