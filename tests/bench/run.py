@@ -24,6 +24,7 @@ import growth
 import guest_agent
 import hostile
 import inputs
+import interrupts
 import lifecycles
 import newborns
 import nodes
@@ -187,6 +188,7 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("hostile_frame",): lambda bench: [inputs.frame(bench.rounds(200))],
     ("hostile_checkpoint",): lambda bench: [inputs.checkpoint(bench.rounds(200))],
     ("hostile_persist",): lambda bench: [inputs.persist(bench.rounds(200))],
+    ("irqs_256x2000",): lambda bench: [interrupts.reading(bench.rounds(100))],
     ("flooding_guest",): lambda bench: [inputs.flooding(2 if bench.quick else 60)],
     ("pyz_size",): lambda bench: [guest_agent.size()],
 }

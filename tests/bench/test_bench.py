@@ -242,6 +242,17 @@ def test_the_search_for_cpus_is_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+def test_a_reading_of_interrupts_is_measured_beside_one_of_the_same_files(tmp_path: Path) -> None:
+    need_root()
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "irqs_256x2000", "-o", out)
+    assert ran.returncode == 0, err
+    (figure,) = json.loads(out.read_text())["benchmarks"]
+    assert figure.keys() >= FIELDS
+    assert 0 < figure["floor"] < figure["value"]
+    assert figure["bytes"] > 5_000_000
+
+
 def test_what_cannot_be_measured_is_an_error(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
