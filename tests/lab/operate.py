@@ -54,14 +54,16 @@ def main(way: Deb | Wheel) -> None:
 
 
 def operate(way: Deb | Wheel, vm: Vm, older: Path, newer: Path) -> None:
-    originals = vm.masks()
+    originals, interrupts = vm.masks(), of_interrupts()
     step("install", way.install, older)
     assert active() == "inactive", "a package starts nothing"
     CONFIG.parent.mkdir()
-    CONFIG.write_text(command("config", "--example").replace('  #shared_pool: ""', '  shared_pool: "0-1"'))
+    CONFIG.write_text(command("config", "--example").replace(
+        '  #shared_pool: ""', '  shared_pool: "0-1"').replace("  #policy: off", "  policy: away"))
     step("start", way.start)
     vm.kata.write(vm, {"main": "2-3", "side": "0-1"})
     wait(vm.placed, lambda: f"vCPUs on 2 and 3: {vm.masks()}")
+    wait(lambda: of_interrupts()["default_smp_affinity"] == "f3\n", lambda: f"interrupts away: {of_interrupts()}")
     step("hook", command, "install", "hook", "--hooks-dir", str(HOOKS))
     step("container", vm.container)
     check(older)
@@ -84,10 +86,11 @@ def operate(way: Deb | Wheel, vm: Vm, older: Path, newer: Path) -> None:
             check(build, warned=True)
     planned = command("uninstall", "--dry-run")
     assert vm.masks() == placed, "a dry run changes nothing"
+    assert "\nmove default_smp_affinity to CPUs 0-7, was 0-1,4-7\n" in planned, planned
     done = command("uninstall")
     lines = [line.removeprefix("would ") for line in planned.splitlines() if line.startswith("would ")]
     assert lines == done.splitlines()[:len(lines)], f"{planned}\n----\n{done}"
-    assert vm.masks() == originals
+    assert (vm.masks(), of_interrupts()) == (originals, interrupts)
     again = command("uninstall")
     assert "nothing to restore" in again, again
     shutil.rmtree("/run/vc")
@@ -270,6 +273,12 @@ def wait(condition: Callable[[], object], what: str | Callable[[], str]) -> None
     while not condition():
         assert time.monotonic() < deadline, f"not within {PATIENCE:.0f} s: {what() if callable(what) else what}"
         time.sleep(0.1)
+
+
+def of_interrupts() -> dict[str, str]:
+    """The masks of interrupts, and of those to come, by their files."""
+    files = Path("/proc/irq/default_smp_affinity"), *Path("/proc/irq").glob("*/smp_affinity_list")
+    return {str(path.relative_to("/proc/irq")): path.read_text() for path in files}
 
 
 def snapshot(vm: Vm) -> dict[str, str]:

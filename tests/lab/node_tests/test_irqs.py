@@ -7,7 +7,9 @@ exclusive by a kubelet's checkpoint.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -61,6 +63,8 @@ def running(*argv: str) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def traffic() -> Iterator[dict[int, str]]:
     """Datagrams go from one NIC to the other and back. :returns: the NICs' interrupts that carry them, by number."""
+    # It comes back by itself, some time after the space of the test before has ended.
+    until(Path("/sys/class/net/eth1").exists, "no eth1")
     devices = [Path(f"/sys/class/net/eth{number}/device").resolve().name for number in (0, 1)]
     peer = NetworkSpace()
     try:
@@ -154,10 +158,36 @@ def test_interrupts_leave_exclusive_cpus_under_traffic_and_come_back_after_a_kil
                    and (cpus := FILES.mask(number)) is not None)
         assert FILES.mask(-1) == OTHERS
         watcher.kill()
-    assert masks() != originals
-    node("unpin", "--all")
+    moved = masks()
+    assert moved != originals
+    lines = {f"to CPUs {original}, was {moved[number]}" for number, original in originals.items()
+             if moved[number] != original}
+    for verb in ("unpin", "--all"), ("uninstall",):
+        planned = [line for line in node(*verb, "--dry-run").splitlines() if line.startswith("move ")]
+        assert {line[line.index("to CPUs"):] for line in planned} == lines
+        assert len(planned) == sum(moved[number] != original for number, original in originals.items())
+    assert masks() == moved
+    node("uninstall" if seconds < 60 else "unpin", *(() if seconds < 60 else ("--all",)))
     assert masks() == originals
     assert not Path("/run/vmpin/irqs.json").exists()
+
+
+def test_what_the_kernel_refuses_is_shown_by_the_files_modes_or_by_its_errors() -> None:
+    """Since Linux 6.12 by the modes; before, writing fails with EIO."""
+    by_mode, errors = set[int](), dict[int, int | None]()
+    for number in FILES.numbers():
+        if FILES.fixed(number):
+            by_mode.add(number)
+        mask = FILES.mask(number)
+        assert mask is not None
+        try:
+            FILES.write(number, mask)
+        except OSError as err:
+            errors[number] = err.errno
+    print("refused:", {row.name: errors[row.irq] for row in FILES.interrupts().rows() if row.irq in errors})
+    assert errors
+    assert by_mode == (set(errors) if os.environ["VMPIN_LAB_KERNEL"] == "6.12" else set())
+    assert {*errors.values()} <= {errno.EIO, errno.EPERM}
 
 
 @pytest.mark.release
