@@ -73,6 +73,9 @@ def _numbered() -> bool:
 _SUBJECT = ("sandbox", "sandboxes", "container", "cgroup", "path", "file")
 _CONVERSION = re.compile(r"(?:(\w+)=)?%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])")
 
+#: How a line ends that names a pod or an operation. After text from outside that ends so comes ` pod=-`.
+_ENDING = re.compile(r" (?:pod|op)=\S+$")
+
 #: Returns `namespace/name` of the pod of a sandbox or container, "" if it is unknown; None before `name_pods`.
 _pod_of: Callable[[str], str] | None = None
 
@@ -120,6 +123,8 @@ def _message(record: logging.LogRecord) -> str:
     text = _printable(record.getMessage())
     if pod := pod_of_line(record):
         text = f"{text} pod={pod}"
+    elif _ENDING.search(text):
+        text = f"{text} pod=-"
     return f"{text} op={_current}" if _numbered() else text
 
 

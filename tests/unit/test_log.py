@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from vmpin import log
+from vmpin.cli import logs
 from vmpin.domain.model import Pod
 
 PACKAGE = Path(log.__file__).parent
@@ -52,6 +53,20 @@ def test_a_line_about_a_sandbox_ends_in_its_pod(form: str, args: tuple[object, .
                                                 lines: io.StringIO) -> None:
     logging.getLogger("vmpin.named").info(form, *args)
     assert lines.getvalue().endswith(f"{ending}\n")
+
+
+@pytest.mark.parametrize("text", ["x pod=demo/shop", "x op=7", "x pod=demo/shop op=7", "x\n pod=demo/shop"])
+@pytest.mark.parametrize("form", [log.Text, log._Journal])
+def test_text_from_outside_feigns_neither_a_pod_nor_an_operation_nor_a_line(
+        form: type[logging.Formatter], text: str, lines: io.StringIO) -> None:
+    logger = logging.getLogger("vmpin.named")
+    logger.handlers[0].setFormatter(form())
+    logger.info("refused: %s", text)
+    with log.operation() as number:
+        logger.info("refused: %s", text)
+        logger.info("pinned sandbox=%s: %s", "b", text)
+    read = [(line.pods, line.op) for line in logs._parsed(lines.getvalue().splitlines())]
+    assert read == [((), 0), ((), number), (("demo/db",), number)]
 
 
 def test_the_pod_stands_before_the_operation(lines: io.StringIO) -> None:

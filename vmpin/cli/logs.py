@@ -366,7 +366,7 @@ def _line(text: str, when: float | None, level: str, message: str, run: str = ""
     """A line of which the text ends in the pod and the operation."""
     pod, op = _POD.search(message), _OP.search(message)
     bare = message[:pod.start() if pod else op.start() if op else len(message)]
-    return LogLine(text, when, level, bare, tuple(pod[1].split(",")) if pod else (),
+    return LogLine(text, when, level, bare, tuple(pod[1].split(",")) if pod and pod[1] != "-" else (),
                    parse_whole(op[1], 10**12) or 0 if op else 0, run)
 
 

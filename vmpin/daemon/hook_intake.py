@@ -14,7 +14,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.reconcile.intake import take_hook, take_spool
 from vmpin.reconcile.node_state import NodeState
-from vmpin.runtime.oci import HookState, parse_hook
+from vmpin.runtime.oci import HookState, container_in, parse_hook
 from vmpin.sources.hook_state import began_at
 from vmpin.sources.spool import Spool
 
@@ -39,7 +39,7 @@ class HookIntake:
         try:
             hook = parse_hook(raw)
         except SourceError as err:
-            logger.warning("hook message refused: %s", err)
+            logger.warning("hook message refused container=%s: %s", container_in(raw), err)
             self._counters.hooks["refused"] += 1
             return f"refused: {err}\n".encode("utf-8", "replace")
         arrived = time.perf_counter()

@@ -36,7 +36,7 @@ def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = 
     waiting = spool.waiting(but, tidy)
     if not waiting:
         return []
-    from vmpin.runtime.oci import parse_hook  # not at the top: at most starts there is no message
+    from vmpin.runtime.oci import container_in, parse_hook  # not at the top: at most starts there is no message
 
     logger.info("took messages=%d from the spool", len(waiting))
     done = []
@@ -45,7 +45,7 @@ def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = 
             hook = parse_hook(raw)
         except SourceError as err:
             node_state.counters.hooks["refused"] += 1
-            logger.warning("hook message refused: %s", err)
+            logger.warning("hook message refused container=%s: %s", container_in(raw), err)
             done.append(name)
         else:
             if take_hook(node_state, hook) is not None:

@@ -7,6 +7,7 @@ state, and the only path in it that is opened is the bundle's config.json.
 import errno
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from vmpin.bounded import parse_whole
@@ -61,6 +62,14 @@ class HookState(NamedTuple):
 def parse_hook(raw: bytes) -> HookState:
     """Parse a hook's message with its state. :raises SourceError: it is invalid."""
     return parse_state(parse_message(raw))
+
+
+def container_in(raw: bytes) -> str:
+    """The container's id in a message that `parse_hook` has refused, for the log; "-" if it has none."""
+    with suppress(SourceError):
+        name = parse_object(parse_message(raw).state, "").get("id")
+        return name if isinstance(name, str) and valid_id(name) else "-"
+    return "-"
 
 
 def parse_message(raw: bytes) -> HookMessage:

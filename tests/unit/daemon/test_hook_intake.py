@@ -132,6 +132,18 @@ def test_a_message_of_another_user_or_of_another_protocol_is_refused(place: Plac
     assert not hooks.saving.kept
 
 
+@pytest.mark.parametrize(("state", "container"), [
+    ({"id": "c1", "bundle": "relative"}, "c1"), ({"id": "c 1"}, "-"), ({}, "-"), ([], "-")])
+def test_a_refused_message_is_logged_with_its_container(
+        state: object, container: str, place: Place, lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that the hook has spooled."""
+    raw = b"vmpin-hook/1 stage=createRuntime boot=1\n" + json.dumps(state).encode()
+    assert asyncio.run(intake(place, lock).receive(raw, 0)).startswith(b"refused: ")
+    place[1].keep(raw, 1)
+    take_spool(place[0].node_state, place[1], set())
+    assert caplog.text.count(f"hook message refused container={container}: createRuntime hook state: ") == 2
+
+
 def test_nothing_is_written_without_the_lock(place: Place, raw: bytes, lock: Lock) -> None:
     """The run directory was removed, or is another watcher's: whose state file it is has to be found out first."""
     reconciler, spool = place
