@@ -13,14 +13,25 @@ from nri_connected import Connected, begun
 from nri_peer import PATIENCE, NriRuntimes, container, pod
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
 from vmpin.log import pod_of_line
 from vmpin.sources.nri.call_codec import POD_VERBS
-from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, CpusGiven, Disconnected, NriPod, PodEvent, Synced
-from vmpin.sources.nri.session import CALLS, DECIDED, EVENTS
+from vmpin.sources.nri.nri_events import (
+    CallFacts,
+    ContainerEvent,
+    CpuAnswer,
+    CpusGiven,
+    Disconnected,
+    NriCounters,
+    NriPod,
+    PodEvent,
+    Synced,
+)
+from vmpin.sources.nri.session import CALLS, DECIDED, EVENTS, NriSession
+from vmpin.wire import ttrpc
 from vmpin.wire.nri_enums import CREATED, METHODS, STOPPED, Verb, mask
-from vmpin.wire.nri_messages import MESSAGES
+from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 
 pytest_plugins = ["given_nri"]
 
@@ -298,3 +309,62 @@ def test_no_update_is_ever_sent_unasked(runtimes: NriRuntimes, deciding: Decidin
     second = begun(runtimes, deciding, container("c7"))
     assert second.state_change(Verb.RUN_POD, pod()).code == 0
     assert (runtime.asked, second.asked) == ([], [])
+
+
+def call(method: str, message: Any) -> bytes:
+    """A call of the runtime's, as bytes."""
+    raw = ttrpc.encode(ttrpc.Call(1, PLUGIN_SERVICE, method, message.SerializeToString()))
+    return ttrpc.frames(ttrpc.PLUGIN, raw)
+
+
+def event(cpus: str = "", requested: str | None = None) -> Any:
+    """The message of a call about a container. :param requested: the CPUs of an update."""
+    if requested is None:
+        return MESSAGES["EventRequest"](pod=pod(runtime_handler="h"), container=container(cpus=cpus))
+    made = MESSAGES["UpdateContainerRequest"](pod=pod(runtime_handler="h"), container=container(cpus=cpus))
+    made.linux_resources.cpu.cpus = requested
+    return made
+
+
+OF_POD = MESSAGES["EventRequest"](pod=pod(runtime_handler="h"))
+
+
+@pytest.mark.parametrize("permitted", [False, True])
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize(("method", "message", "container_id", "cpus"), [
+    ("RunPodSandbox", OF_POD, "", None), ("StopPodSandbox", OF_POD, "", None), ("RemovePodSandbox", OF_POD, "", None),
+    ("CreateContainer", event("2-3"), "c1", "2-3"), ("PostStartContainer", event(), "c1", None),
+    ("StopContainer", event("2"), "c1", "2"), ("UpdateContainer", event("2-3", requested=""), "c1", "2-3"),
+    ("UpdateContainer", event("2-3", requested="4"), None, None), ("CreateContainer", event("x"), None, None),
+    ("Synchronize", MESSAGES["SynchronizeRequest"](), None, None)])
+def test_an_event_may_wait_where_it_requests_no_cpus_and_the_node_permits_it(
+        method: str, message: Any, container_id: str | None, cpus: str | None, decides: bool, permitted: bool) -> None:
+    """One whose CPUs cannot be read is not delayed; a decider's is decoded before, and is one without CPUs.
+    :param container_id: None where the node is not asked."""
+    if decides and message == event("x"):
+        container_id = "c1"
+    questions: list[CallFacts] = []
+
+    def can_wait(facts: CallFacts) -> bool:
+        questions.append(facts)
+        return permitted
+
+    session = NriSession("vmpin", "90", NriCounters(), set(), {}, 0, Decider() if decides else None, can_wait)
+    [_] = session.feed(call("Synchronize", MESSAGES["SynchronizeRequest"]()))
+    [answered] = session.feed(call(method, message))
+    asked = [] if container_id is None else [CallFacts(METHODS[method], SandboxId("pod1"), ContainerId(container_id),
+                                                       "h", None if cpus is None else CpuSet.parse(cpus))]
+    assert questions == asked
+    assert answered.waits is (bool(asked) and permitted)
+
+
+@pytest.mark.parametrize(("answer", "waits"), [
+    (CpuAnswer(), True), (CpuAnswer(Adjustment(CpuSet((2,)), None, {}, {})), True), (CpuAnswer(updates=OTHERS), False),
+    (CpuAnswer(refusal="no"), False)])
+def test_an_event_that_changes_others_cpus_does_not_wait(answer: CpuAnswer, waits: bool) -> None:
+    decided = Decider()
+    decided.answer = lambda asked: answer
+    session = NriSession("vmpin", "90", NriCounters(), set(), {}, 0, decided, lambda facts: True)
+    [_] = session.feed(call("Synchronize", MESSAGES["SynchronizeRequest"]()))
+    [answered] = session.feed(call("CreateContainer", event()))
+    assert answered.waits is waits
