@@ -18,6 +18,9 @@ from vmpin.vmm.vmm_type import MAX_VCPUS, GuestChannels, VmmType, VmStart, host_
 #: QEMU's limit on NUMA nodes (include/system/numa.h, MAX_NODES).
 _MAX_NODES = 128
 _NODES = CpuSet(range(_MAX_NODES))
+#: The most command lines of which something is cached, also of ended VMs: each has some 8 kB. A VM's threads are
+#: identified several times soon after its start.
+COMMAND_LINES = 64
 _PROGRAM = r"qemu-(?:.+-)?system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
 _X86 = frozenset(("x86_64", "i386"))
 _KATAS_OWN = r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$"
@@ -141,7 +144,7 @@ def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
     return _guest_vcpus(*_cpu_options(tuple(argv)), tuple(sorted(ids)))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=COMMAND_LINES)
 def _cpu_options(argv: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The values of -smp and -numa, of memory backends and of a machine with one. Cached for the vCPUs that are
     plugged in one by one."""
@@ -269,7 +272,7 @@ def _uuid(argv: Sequence[str]) -> str:
     return uuids[0] if len(uuids) == 1 else ""
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=COMMAND_LINES)
 def _start(argv: tuple[str, ...]) -> VmStart:
     values, iothreads = tuple(option_values(argv, "smp")), iothread_ids(argv)
     smp = _parse_smp(values)

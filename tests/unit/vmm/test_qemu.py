@@ -341,3 +341,11 @@ def test_iothreads_are_the_declared_objects() -> None:
 ])
 def test_qmp_sockets_are_those_another_client_may_use(line: str, paths: tuple[str, ...]) -> None:
     assert qmp_sockets([X86, *line.split()]) == paths
+
+
+def test_few_command_lines_of_former_vms_are_kept() -> None:
+    for number in range(200):
+        argv = ("qemu-system-x86_64", "-name", f"sandbox-{number}", "-smp", "2")
+        qemu.QEMU.start(argv)
+        qemu.QEMU.guest_vcpus(argv, [VcpuId(0)])
+    assert {cache.cache_info().currsize for cache in (qemu._start, qemu._cpu_options)} == {qemu.COMMAND_LINES}
