@@ -87,7 +87,7 @@ def cpus(facts: NodeFacts) -> CheckResult:
     if not machine.online:
         return unknown("the online CPUs are unknown", machine.trouble)
     evidence = [f"online {machine.online}" + (f" of {machine.present}" if machine.present else ""),
-                f"SMT {'is on' if machine.smt else 'is off or absent'}",
+                f"SMT {'is on' if machine.smt else 'is switched off' if machine.smt_off else 'is off or absent'}",
                 f"exclusive {facts.exclusive or 'none'}, shared pool {facts.pool or 'unknown'}"]
     gone = facts.exclusive - machine.online
     if gone:
@@ -98,7 +98,7 @@ def cpus(facts: NodeFacts) -> CheckResult:
         return warn(f"CPUs {configured - machine.online} of node.shared_pool or node.housekeeping are not online",
                     "correct the configuration, or bring them online", *evidence)
     offline = machine.present - machine.online
-    if offline and facts.cgroups in ("v1", "hybrid"):
+    if offline and facts.cgroups in ("v1", "hybrid") and not machine.smt_off:
         return warn(f"CPUs {offline} are offline, and cgroup v1 has removed them from every cpuset permanently",
                     "once they are online, write the CPUs into cpuset.cpus again, or restart the pods", *evidence)
     return ok(f"{number_of(len(machine.online), 'CPU is')} online", *evidence)

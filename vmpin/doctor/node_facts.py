@@ -206,7 +206,8 @@ def _cpus(sysfs: Sysfs) -> CpuFacts:
         topology = sysfs.topology()
     except SourceError as err:
         return CpuFacts(trouble=str(err))
-    return CpuFacts(topology.online, topology.present, topology.isolated, topology.nohz_full, topology.cores)
+    return CpuFacts(topology.online, topology.present, topology.isolated, topology.nohz_full, topology.cores,
+                    smt_off=sysfs.smt_off())
 
 
 def _kubelet(proc: Procfs, files: Files, programs: Sequence[daemons.Program], configured: Path) -> KubeletConfig:

@@ -66,7 +66,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """The node's CPUs. `cores` are sets of SMT siblings; a CPU without siblings is a set of its own."""
+    """The node's CPUs. `cores` are sets of SMT siblings; a CPU without siblings is a set of its own. `smt_off`: SMT is
+    switched off, so that siblings are offline on purpose."""
 
     online: CpuSet = EMPTY
     present: CpuSet = EMPTY
@@ -74,6 +75,7 @@ class CpuFacts:
     nohz_full: CpuSet = EMPTY
     cores: tuple[CpuSet, ...] = ()
     trouble: str = ""
+    smt_off: bool = False
 
     @property
     def smt(self) -> bool:

@@ -44,6 +44,10 @@ class Sysfs:
             raise SourceError(path, "does not exist" if raw is None else "names no CPU")
         return online
 
+    def smt_off(self) -> bool:
+        """Whether SMT is switched off, by `nosmt` or at run time (kernel/cpu.c: cpuhp_smt_control)."""
+        return text_of(f"{self.cpu}/smt/control") in ("off", "forceoff")
+
     def plugged(self, cpus: CpuSet) -> dict[int, int]:
         """Return for each online CPU a number that changes when the CPU was offline in between: the inode of its
         topology directory, which is recreated then (drivers/base/topology.c), and kernfs does not reuse inode numbers.

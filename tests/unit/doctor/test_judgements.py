@@ -65,6 +65,8 @@ from vmpin.domain.facts import (
     ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-6"), CpuSet.parse("0-7")), cgroups="hybrid"), "warn",
      "CPUs 7 are off"),
     ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-6"), CpuSet.parse("0-7"))), "ok", "7 CPUs"),
+    ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-6"), CpuSet.parse("0-7"), smt_off=True), cgroups="v1"), "ok",
+     "7 CPUs"),
     ("isolation", facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("1-3"))), "warn",
      "CPUs 1 of the shared"),
     ("isolation", facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("2-3"))), "ok", "not conflict"),

@@ -189,6 +189,13 @@ PARTITIONS = [
 ]
 
 
+@pytest.mark.parametrize(("control", "off"), [("on", False), ("off", True), ("forceoff", True),
+                                              ("notsupported", False), ("notimplemented", False)])
+def test_smt_that_is_switched_off_is_told_from_none(tmp_path: Path, control: str, off: bool) -> None:
+    make_tree(tmp_path, f"devices/system/cpu/smt/control = {control}\n")
+    assert (Sysfs(tmp_path).smt_off(), Sysfs(tmp_path / "gone").smt_off()) == (off, False)
+
+
 @pytest.mark.parametrize(("tree", "isolated"), PARTITIONS)
 def test_isolated_partitions_count_on_every_kernel_that_has_them(tmp_path: Path, tree: str, isolated: str) -> None:
     make_tree(tmp_path, f"devices/system/cpu/online = 0-3\n{tree}")
