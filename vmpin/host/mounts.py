@@ -6,13 +6,13 @@ from vmpin.host.files import Files
 from vmpin.host.procfs import MountEntry, Procfs
 
 
-def own_files(proc: Procfs, pid: int, files: Files) -> Files:
+def own_files(proc: Procfs, pid: int | str, files: Files) -> Files:
     """The files as a process sees them: `files`, unless it has mounts of its own, as in a container."""
     own, node = _mounts(proc, pid), _mounts(proc, 1)
     return Files(f"{proc.root}/{pid}/root") if own and own != node else files
 
 
-def path_on_node(proc: Procfs, pid: int, path: str) -> str:
+def path_on_node(proc: Procfs, pid: int | str, path: str) -> str:
     """The node's path of a directory that a process has at `path`; `path` itself where no mount of the node shows it,
     or the process has the node's mounts."""
     own, node = _mounts(proc, pid), _mounts(proc, 1)
@@ -30,7 +30,7 @@ def path_on_node(proc: Procfs, pid: int, path: str) -> str:
     return min(places, key=len, default=path)
 
 
-def _mounts(proc: Procfs, pid: int) -> list[MountEntry]:
+def _mounts(proc: Procfs, pid: int | str) -> list[MountEntry]:
     """The mounts of a process; [] if they cannot be read."""
     try:
         return list(proc.mounts(pid))

@@ -39,7 +39,7 @@ def rivals(proc: Procfs, root: str | Path) -> tuple[Rival, ...]:
             continue
         if cause is not Cause.TUNED:
             by_cause[cause] = Rival(cause, f"{comm} (pid {pid}) runs", roles)
-        elif profile := scheduler_profile(root):
+        elif profile := scheduler_profile(_root_of(proc, pid, root)):
             by_cause[cause] = Rival(cause, f"tuned (pid {pid}) has profile {profile}, whose scheduler plugin sets "
                                            "masks")
     return tuple(by_cause.values())
@@ -76,6 +76,13 @@ def _launcher(proc: Procfs, pid: int) -> str | None:
         if parent is not None and parent.comm in _LAUNCHERS:
             return f"{parent.comm} (pid {pid})"
     return None
+
+
+def _root_of(proc: Procfs, pid: str, root: str | Path) -> str:
+    """The root directory that tuned sees: that of its container, if it runs in one."""
+    from vmpin.host import files, mounts  # rarely needed: keeps the watcher's memory small
+
+    return mounts.own_files(proc, pid, files.Files(root)).root or "/"
 
 
 def scheduler_profile(root: str | Path) -> str | None:

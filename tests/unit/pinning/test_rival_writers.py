@@ -74,6 +74,16 @@ def test_tuned_counts_only_with_a_profile_that_sets_masks(tmp_path: Path) -> Non
     assert found.evidence == "tuned (pid 10) has profile partitioning, whose scheduler plugin sets masks"
 
 
+def test_tuned_in_a_container_has_its_own_profile(tmp_path: Path) -> None:
+    """It has the node's processes before it, and files of its own (OpenShift's Node Tuning Operator)."""
+    proc = tmp_path / "proc"
+    process(proc, 10, "tuned")
+    make_tree(proc, "1/mountinfo = 21 1 8:1 / / rw - ext4 a rw\n10/mountinfo = 41 1 0:5 / / rw - overlay o rw\n")
+    make_tree(proc, "10/root/etc/tuned/active_profile = partitioning\n")
+    tuned(proc / "10/root", "partitioning", "[scheduler]\nisolated_cores=2-3\n")
+    assert causes(proc, tmp_path) == [Cause.TUNED]
+
+
 @pytest.mark.parametrize(("files", "active", "found"), [
     ({}, "", None),
     ({"a": "[scheduler]\nisolated_cores=1\n"}, "a", "a"),
