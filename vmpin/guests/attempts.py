@@ -21,9 +21,9 @@ RECENT = 5
 #: A guest without an agent for so long (s) has none, or is given one by hand: changes of its map come with each
 #: container, and each attempt costs as much as a pass.
 SILENT = 60.0
-#: The pauses after an attempt at such a guest that came early (s). An agent that starts meanwhile is reached 2 s later
+#: The pauses after an attempt at such a guest that came early (s). An agent that starts meanwhile is reached 4 s later
 #: at most than with other guests' pauses of 0.1 s, doubled each time.
-AFTER_CHANGE = (2.0, 3.0, 3.0, 6.0)
+AFTER_CHANGE = (4.0, 6.0, 6.0)
 
 
 class GuestBackoff(Backoff):
