@@ -43,7 +43,7 @@ class Timeouts:
     pool_update: float = 30.0
     ended_pods: float = 600.0
     runc_repair_pause: float = 5.0  #: Between two repairs of a runc container: a runtime answers before it writes.
-    #: From a report on a sandbox to its rechecks: each the pause after the one before. A settled VM has three of them
+    #: From a report on a sandbox to its rechecks: each the pause after the one before. A settled VM has two of them
     #: (daemon.passes.OF_SETTLED).
     rechecks: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
     #: The proc connector is read only this often while more events come and none is of a followed process: a wake-up

@@ -21,8 +21,8 @@ from vmpin.vmm.virtual_machine import Vm
 
 UNNAMED = 4  #: Step to which a schedule falls back when another unnamed thread appears.
 WAITED = 4  #: Step with which a settled VM's schedule begins after events that have waited (event_queue.PATIENCE).
-#: The steps at which a settled VM is rechecked, apart from the last one.
-OF_SETTLED = frozenset((3, 5))
+#: The steps at which a settled VM is rechecked. Later the resync finds what no event reports, as at any other time.
+OF_SETTLED = (3, 6)
 
 
 class Recheck(NamedTuple):
@@ -46,21 +46,21 @@ class RecheckSchedule:
         self.pending: dict[SandboxId, Recheck] = {}  #: The next recheck of each sandbox that has one.
         self._changed = asyncio.Event()
 
-    def _next(self, sandbox: SandboxId, step: int) -> Recheck:
-        """The next recheck, at this step or a later one."""
-        now, pause, last = time.monotonic(), self._pauses[step], len(self._pauses) - 1
-        if not self._settled(sandbox):
-            return Recheck(step, now + pause)
-        while step < last and step not in OF_SETTLED:
-            step += 1
-            pause += self._pauses[step]
-        return Recheck(step, now + pause, now + pause / 2)
+    def _next(self, sandbox: SandboxId, step: int) -> Recheck | None:
+        """The next recheck, at this step or a later one; None after the last."""
+        last, settled = len(self._pauses) - 1, self._settled(sandbox)
+        if step > (min(last, OF_SETTLED[-1]) if settled else last):
+            return None
+        at = min(last, next(at for at in OF_SETTLED if at >= step)) if settled else step
+        now, pause = time.monotonic(), sum(self._pauses[step:at + 1])
+        return Recheck(at, now + pause, now + pause / 2 if settled else math.inf)
 
     def restart(self, sandboxes: Iterable[SandboxId], step: int = 0) -> None:
         """Begin the schedule of each sandbox, from its first step; that of a settled VM from `step` on."""
         for sandbox in sandboxes:
-            self.pending[sandbox] = self._next(sandbox, step if self._settled(sandbox) else 0)
-            self._changed.set()
+            if (first := self._next(sandbox, step if self._settled(sandbox) else 0)) is not None:
+                self.pending[sandbox] = first
+                self._changed.set()
 
     def passed(self, sandboxes: Iterable[SandboxId]) -> None:
         """Take a pass over sandboxes for their next rechecks, where it is early enough for that."""
@@ -108,9 +108,9 @@ class RecheckSchedule:
         """Advance the schedule of sandboxes that were reconciled. :returns: those whose last recheck this was."""
         last = []
         for sandbox in sandboxes:
-            step = self.pending[sandbox].step + 1
-            if step < len(self._pauses):
-                self.pending[sandbox] = self._next(sandbox, step)
+            after = self._next(sandbox, self.pending[sandbox].step + 1)
+            if after is not None:
+                self.pending[sandbox] = after
             else:
                 del self.pending[sandbox]
                 last.append(sandbox)

@@ -127,17 +127,17 @@ async def test_an_expected_call_about_a_settled_vm_waits_and_its_pass_is_a_reche
     assert waiting(watcher, machine.other) == {Verb.POST_START}
     report(watcher, Verb.POST_START, str(machine.other), waited=True)
     assert machine.node_state.counters.passes["nri"] == 4
-    assert watcher.passes.rechecks.pending[VM].step == 5
+    assert watcher.passes.rechecks.pending[VM].step == 6
     report(watcher, Verb.STOP, str(machine.other))
     assert waiting(watcher, machine.other) == {Verb.REMOVE}
     machine.node_state.forks_reported(False)
     assert not waiting(watcher, machine.other)
 
 
-async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_six_times(
+async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_five_times(
         watcher: Watcher, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times for containerd's calls, the last of them with the first recheck and the state file; then for the two
-    other rechecks."""
+    """Four times for containerd's calls, the last of them with the first recheck and the state file; then for the
+    other recheck."""
     now, wakes, loop = time.monotonic(), list[float](), asyncio.get_running_loop()
     began, selector = now, loop._selector  # type: ignore[attr-defined]
     poll = selector.select
@@ -164,8 +164,8 @@ async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_six_times(
     written = machine.node_state.config.paths.state_file
     before = written.stat().st_ino
     await asyncio.sleep(60)
-    assert wakes == [*at, 1.55, 6.35, 60.0]
-    assert machine.node_state.counters.passes == {"nri": 6, "recheck": 2}
+    assert wakes == [*at, 3.15, 60.0]
+    assert machine.node_state.counters.passes == {"nri": 6, "recheck": 1}
     assert written.stat().st_ino != before
     for task in tasks:
         task.cancel()
