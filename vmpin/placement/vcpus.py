@@ -342,15 +342,13 @@ def _node_pool(size: int, free: Sequence[int], near: Sequence[int], topology: To
     holds = {node: sum(_node(topology, cpu) == node for cpu in near) for node in by_node}
 
     def fitness(node: int) -> tuple[int, bool, int, int]:
-        room = len(by_node[node])
+        room, missing = len(by_node[node]), size - len(pool)
         # The host node with most of its vCPUs; then the smallest that has room for all; else the biggest.
-        return (-holds[node], room < size, room if room >= size else -room, node)
+        return (-holds[node], room < missing, room if room >= missing else -room, node)
 
     pool: list[int] = []
-    for node in sorted(by_node, key=fitness):
-        if len(pool) >= size:
-            break
-        pool += by_node[node]
+    while by_node and len(pool) < size:
+        pool += by_node.pop(min(by_node, key=fitness))
     return pool
 
 

@@ -64,6 +64,13 @@ def test_a_perfect_match_of_a_uniform_guest_is_found_where_there_is_one(
     assert perfect(found, guest, topology) or not exists
 
 
+def test_a_guest_node_that_no_host_node_can_take_leaves_one_whole_for_the_next() -> None:
+    """Of three vCPUs for CPUs 0, 2 | 3, 4 | 6 the third gets CPU 6, so that the other guest node is not parted too."""
+    host = Topology.build(CpuSet(range(8)), nodes={0: CpuSet((0, 1, 2)), 1: CpuSet((3, 4, 5)), 2: CpuSet((6, 7))})
+    guest = {VcpuId(number): Vcpu(VcpuId(number), None, int(number > 2)) for number in range(5)}
+    assert match(list(guest.values()), [0, 2, 3, 4, 6], {}, guest, host) == {0: 0, 1: 2, 2: 6, 3: 3, 4: 4}
+
+
 @given(st.data(), guests(6), topologies())
 def test_a_match_is_a_match(data: st.DataObject, vcpus: Sequence[Vcpu], topology: Topology) -> None:
     """Each vCPU one CPU of those given, none twice, whatever stays where it is."""
