@@ -11,6 +11,7 @@ import contextlib
 import grp
 import logging
 import os
+import select
 import socket
 import stat
 import struct
@@ -191,7 +192,8 @@ async def serve(listener: socket.socket, limit: int, handler: Handler, line: boo
     """Serve one request per connection until cancelled. A peer that sends too much or nothing, or disconnects, loses
     only its own connection.
     :param limit: the maximum size of a request in bytes.
-    :param line: whether a request is one line; otherwise it ends when the peer shuts down its side.
+    :param line: whether a request is one line; otherwise it ends when the peer shuts down its side. The line of a peer
+        that has hung up meanwhile is not carried out: a command that gave up, as this process was stopped, has failed.
     :param deadline: seconds after which a peer that neither sends nor reads is dropped.
     :param admitted: decides whether a peer is served, in addition to the socket's mode; None: the mode alone does."""
     busy = 0
@@ -210,7 +212,7 @@ async def serve(listener: socket.socket, limit: int, handler: Handler, line: boo
                 raw = await _read(reader, limit, line)
             if raw is None:
                 await _send(writer, b"refused: more than %d bytes\n" % limit, deadline)
-            elif raw:
+            elif raw and not (line and _has_hung_up(writer)):
                 reply = await handler(raw, peer.uid)
                 if isinstance(reply, bytes):
                     await _send(writer, reply, deadline)
@@ -243,6 +245,13 @@ async def serve(listener: socket.socket, limit: int, handler: Handler, line: boo
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         listener.close()
+
+
+def _has_hung_up(writer: asyncio.StreamWriter) -> bool:
+    """Whether the peer has closed the connection; not if it only ended its side (shutdown) and waits for an answer."""
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket"), 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 async def _read(reader: asyncio.StreamReader, limit: int, line: bool) -> bytes | None:

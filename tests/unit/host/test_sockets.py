@@ -114,6 +114,33 @@ async def test_a_client_that_has_gone_is_no_trouble(tmp_path: Path, caplog: pyte
     assert caplog.messages == []
 
 
+async def test_the_request_of_a_client_that_has_hung_up_is_not_carried_out(tmp_path: Path) -> None:
+    """As of `vmpin unpin` that gave up because the watcher was stopped: it must not unpin a minute later."""
+    path = tmp_path / "sock"
+    asked: list[bytes] = []
+
+    async def noted(raw: bytes, uid: int) -> bytes:
+        asked.append(raw)
+        return b"done\n"
+
+    made = sockets.listen(path)
+    for words in (b"late\n", b"half"):
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.connect(os.fspath(path))
+            gone.sendall(words)
+    server = asyncio.create_task(sockets.serve(made, 100, noted, line=True, deadline=60.0))
+    for finished in (False, True):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"now\n")
+        if finished:
+            writer.write_eof()
+        assert await reader.read() == b"done\n"
+        writer.close()
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)
+    assert asked == [b"now\n"] * 2
+
+
 async def test_a_request_that_waited_for_a_descriptor_is_answered(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the limit of this very process."""
