@@ -1,4 +1,5 @@
-"""The command lines of services in their systemd units, for programs that replace theirs by a title."""
+"""The command lines of services in their systemd units: for programs that do not run, and for those that replace
+theirs by a title."""
 
 from __future__ import annotations
 
@@ -12,22 +13,47 @@ from vmpin.host.files import Files
 #: systemd's directories of units, the strongest first (systemd.unit(5)).
 _PLACES = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system",
            "/lib/systemd/system")
-_EXEC_START = re.compile(r"^[ \t]*ExecStart[ \t]*=[ \t]*(.*)$", re.MULTILINE)
+_SETTING = re.compile(r"^[ \t]*(ExecStart|Environment|EnvironmentFile)[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 #: Characters before the program's path that change how it is run (systemd.service(5)).
 _PREFIXES = "-@:+!|"
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def exec_start(files: Files, pattern: str) -> Iterator[tuple[str, list[str]]]:
-    """The unit files whose names match a pattern, each with its last ExecStart=, drop-ins over it; without those that
-    cannot be read or parsed. Variables and specifiers are kept as written."""
+    """The unit files whose names match a pattern, each with its last ExecStart=, drop-ins over it, and variables
+    expanded; without those that cannot be read or parsed. Specifiers are kept as written."""
     for place in _PLACES:
         for path in files.glob(f"{place}/{pattern}"):
             try:
                 texts = [files.text(file) or "" for file in (path, *files.glob(f"{path}.d/*.conf"))]
-                # A backslash at the end of a line continues it.
-                lines = _EXEC_START.findall(re.sub(r"\\\n", " ", "\n".join(texts)))
-                words = shlex.split(next((line for line in reversed(lines) if line.strip()), ""))
+                words = _words(files, "\n".join(texts))
             except (SourceError, ValueError):
                 continue
             if words:
                 yield path, [words[0].lstrip(_PREFIXES), *words[1:]]
+
+
+def _words(files: Files, unit: str) -> list[str]:
+    """The words of a unit's last ExecStart=. :raises ValueError: for quotes that do not end."""
+    command, variables = "", dict[str, str]()
+    for key, value in _SETTING.findall(_joined(unit)):
+        if key == "ExecStart":
+            command = value.strip() or command
+        elif key == "Environment":
+            variables |= dict(word.partition("=")[::2] for word in shlex.split(value))
+        else:
+            text = _joined(files.text(value.strip().removeprefix("-")) or "")
+            variables |= dict(word.partition("=")[::2] for line in text.split("\n") if line.strip()[:1] not in "#;"
+                              for word in shlex.split(line)[:1])
+    words: list[str] = []
+    for word in shlex.split(command):
+        if word[:1] == "$" and word[1:].isidentifier():
+            words += shlex.split(variables.get(word[1:], ""))
+        else:
+            words.append(_VARIABLE.sub(lambda match: variables.get(match[1], ""), word))
+    return words
+
+
+def _joined(text: str) -> str:
+    """Join lines that a backslash at the end of a line continues."""
+    return re.sub(r"\\\n", " ", text)

@@ -171,10 +171,12 @@ class KubeletFlag(NamedTuple):
 
 
 def kubelet_flags(files: Files, program: Program | None, trouble: list[str]) -> list[KubeletFlag]:
-    """The flags of a running kubelet, or of the program that contains it; without one, those in the configuration of
-    k3s and RKE2. Appends files that cannot be read to `trouble`."""
+    """The flags of a running kubelet, or of the program that contains it; without one, those in its unit, and in the
+    configuration of k3s and RKE2. Appends files that cannot be read to `trouble`."""
     if program is None:
-        return [flag for name in _RANCHER for flag in _rancher(files, _Service(name), trouble)]
+        path, words = next(exec_start(files, "kubelet.service"), ("", []))
+        return [*_split(words[1:], path), *(flag for name in _RANCHER for flag in _rancher(
+            files, _service(files, Program(0, name, [])), trouble))]
     if program.name in _RANCHER:
         return _rancher(files, _service(files, program), trouble)
     if program.name == "kubelite":
@@ -195,11 +197,11 @@ class _Service(NamedTuple):
 
 
 def _service(files: Files, program: Program) -> _Service:
-    """The service, with its arguments from its unit where it shows no flags itself."""
-    argv = " ".join(program.argv).split()[1:2] if len(program.argv) < 3 else program.argv[1:]
+    """The service, with its arguments from its unit where it shows no flags itself, or does not run."""
+    actions = " ".join(program.argv).split()[1:2] or ["server", "agent"]
     if not any(arg.startswith("-") for arg in program.argv):
         for path, words in exec_start(files, f"{program.name}*.service"):
-            if words[1:2] == argv[:1]:
+            if words[1:2] and words[1] in actions:
                 return _Service(program.name, words[1:], path, program.environment)
     return _Service(program.name, program.argv[1:], COMMAND_LINE, program.environment)
 

@@ -237,6 +237,35 @@ def test_k3s_hides_its_arguments_and_its_unit_has_them(tmp_path: Path, argv: lis
     assert flags(tmp_path, tree, shown) == [("e", "5", COMMAND_LINE)]
 
 
+KUBEADM = """[Service]
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml" X=1
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-/etc/default/kubelet
+EnvironmentFile=-/gone
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS --hostname=${X}.node $NONE
+"""
+
+
+def test_without_a_process_the_kubelets_unit_is_read(tmp_path: Path) -> None:
+    """As kubeadm writes it, with files of the environment."""
+    unit(tmp_path, "lib/systemd/system/kubelet.service", "[Service]\nExecStart=/usr/bin/kubelet\n")
+    unit(tmp_path, "lib/systemd/system/kubelet.service.d/10-kubeadm.conf", KUBEADM)
+    unit(tmp_path, "var/lib/kubelet/kubeadm-flags.env", 'KUBELET_KUBEADM_ARGS="--root-dir=/data/kubelet --v=2"\n')
+    unit(tmp_path, "etc/default/kubelet", "# why\n\nKUBELET_EXTRA_ARGS=--cpu-manager-policy=static\n")
+    where, tree = "/lib/systemd/system/kubelet.service", f"var/lib/kubelet/config.yaml = {CONFIG}maxPods: 9\n"
+    assert flags(tmp_path, tree, None) == [
+        ("config", "/var/lib/kubelet/config.yaml", where), ("root-dir", "/data/kubelet", where), ("v", "2", where),
+        ("cpu-manager-policy", "static", where), ("hostname", "1.node", where)]
+    made = found(tmp_path, tree)
+    assert (made.pid, made.directory, made.text("cpuManagerPolicy")) == (None, "/data/kubelet", "static")
+
+
+def test_without_a_process_the_unit_of_k3s_is_read(tmp_path: Path) -> None:
+    unit(tmp_path, "etc/systemd/system/k3s-agent.service", "ExecStart=/usr/local/bin/k3s agent --kubelet-arg=a=1\n")
+    assert flags(tmp_path, "etc/\n", None) == [("a", "1", "/etc/systemd/system/k3s-agent.service")]
+
+
 @pytest.mark.parametrize("text", ["", "ExecStart=", "ExecStart=\"k3s server", "ExecStart=/usr/bin/k3s etcd-snapshot"])
 def test_a_unit_without_the_service_says_nothing(tmp_path: Path, text: str) -> None:
     unit(tmp_path, "usr/lib/systemd/system/k3s.service", text)
