@@ -20,12 +20,13 @@ MAX_FD = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
 #: Characters of one number in JSON: a signed 64-bit one has 20, a double 25.
 _MAX_JSON_NUMBER = 40
-_LONG_NUMBER = re.compile(rb"[0-9.eE+-]{41}")
+# Patterns that few commands need are texts, which `re` compiles at their first use and caches.
+_LONG_NUMBER = rb"[0-9.eE+-]{41}"
 #: Beyond 1e308 a double is infinite.
-_LARGE_REAL = re.compile(rb"[eE]\+?0*[0-9]{3}")
+_LARGE_REAL = rb"[eE]\+?0*[0-9]{3}"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
-_REAL = re.compile(r"(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][-+]?[0-9]{1,3})?")
+_REAL = r"(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][-+]?[0-9]{1,3})?"
 
 Text = Union[str, bytes]
 
@@ -89,7 +90,7 @@ def parse_real(text: str, most: float, least: float = 0.0) -> Optional[float]:
 
     >>> parse_real("2.5", 60), parse_real("1e999", 60), parse_real("nan", 60)
     (2.5, None, None)"""
-    return real(float(text), most, least) if _REAL.fullmatch(text) else None
+    return real(float(text), most, least) if re.fullmatch(_REAL, text) else None
 
 
 def real(value: object, most: float, least: float = 0.0) -> Optional[float]:
@@ -146,9 +147,9 @@ def _check_shape(body: bytes, values: Optional[int], depth: Optional[int]) -> bo
         nested += 1 if bracket in b"[{" else -1
         if depth is not None and nested > depth:
             raise ValueError(f"it is more than {depth} deep")
-    if _LONG_NUMBER.search(outside):
+    if re.search(_LONG_NUMBER, outside):
         raise ValueError(f"a number is too long (more than {_MAX_JSON_NUMBER} characters)")
-    return _LARGE_REAL.search(outside) is not None
+    return re.search(_LARGE_REAL, outside) is not None
 
 
 def _json_real(text: str) -> float:

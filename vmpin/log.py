@@ -71,7 +71,7 @@ def _numbered() -> bool:
 
 #: The keys whose values name a sandbox or container, by its id or by a path with that, the most exact first.
 _SUBJECT = ("sandbox", "sandboxes", "container", "cgroup", "path", "file")
-_CONVERSION = re.compile(r"(?:(\w+)=)?%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])")
+_CONVERSION = r"(?:(\w+)=)?%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])"
 
 #: How a line ends that names a pod or an operation. After text from outside that ends so comes ` pod=-`.
 _ENDING = re.compile(r" (?:pod|op)=\S+$")
@@ -90,7 +90,7 @@ def name_pods(pod_of: Callable[[str], str]) -> None:
 @lru_cache(1024)
 def subjects(form: str) -> tuple[int, ...]:
     """The places of the arguments of a format string that name sandboxes and containers, the most exact first."""
-    keys = [match[1] for match in _CONVERSION.finditer(form) if match[0][-2:] != "%%"]
+    keys = [match[1] for match in re.finditer(_CONVERSION, form) if match[0][-2:] != "%%"]
     return tuple(place for key in _SUBJECT for place, other in enumerate(keys) if other == key)
 
 

@@ -41,7 +41,7 @@ def number_of(count: int, noun: str, adjective: str = "") -> str:
     return " ".join(filter(None, (str(count), adjective, noun, verb + space + more)))
 
 
-_SINCE = re.compile(r"\bsince (\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d(?:\.\d{1,6})?Z)")
+_SINCE = r"\bsince (\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d(?:\.\d{1,6})?Z)"
 
 
 def human_age(seconds: float) -> str:
@@ -63,7 +63,7 @@ def age_at(since: str | None, now: datetime) -> str:
 
 def with_ages(sentence: str, now: datetime) -> str:
     """The ages of the time stamps in a sentence: "6m10s ago" for "since 2026-01-02T03:04:05.678Z"."""
-    return _SINCE.sub(lambda match: f"{age_at(match[1], now)} ago", sentence)
+    return re.sub(_SINCE, lambda match: f"{age_at(match[1], now)} ago", sentence)
 
 
 def label_text(text: str) -> str:

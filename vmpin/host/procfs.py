@@ -26,8 +26,8 @@ PF_USER_WORKER = 0x00004000
 _STATUS, _LONGEST_STATUS = 8192, 1 << 20
 #: Read sizes for a command line: enough to recognize the program (a path has at most 4096 bytes), and the maximum.
 BEGINNING, _LONGEST_CMDLINE = 4096, 131072
-_OCTAL = re.compile(r"\\([0-7]{3})")
-_RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
+_OCTAL = r"\\([0-7]{3})"
+_RELEASE = r"([0-9]{1,4})\.([0-9]{1,4})"
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
 #: The most stat files kept open at once. Each takes 4 kB of kernel memory, which is charged to vmpin's cgroup.
@@ -89,7 +89,7 @@ def _name(raw: bytes) -> str:
 
 def linux(release: str) -> tuple[int, int] | None:
     """The (major, minor) version in a kernel release (uname(2)); None if it has none."""
-    version = _RELEASE.match(release)
+    version = re.match(_RELEASE, release)
     return None if version is None else (int(version[1]), int(version[2]))
 
 
@@ -110,7 +110,7 @@ def age(starttime: int) -> float:
 
 def _unescaped(field: str) -> str:
     """A path of mountinfo: space, tab, newline and backslash are written `\\040` and so on."""
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
+    return re.sub(_OCTAL, lambda match: chr(int(match[1], 8)), field)
 
 
 def read_file(path: str, limit: int = 65536, within: int | None = None) -> bytes | None:

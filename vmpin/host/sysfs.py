@@ -6,10 +6,10 @@ get defaults.
 
 import logging
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from vmpin.bounded import parse_whole
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
@@ -17,9 +17,7 @@ from vmpin.host.procfs import names_in, read_file
 
 logger = logging.getLogger(__name__)
 
-_CPU = re.compile(r"cpu([0-9]{1,5})")
-_NODE = re.compile(r"node([0-9]{1,5})")
-_INDEX = re.compile(r"index[0-9]{1,3}")
+_MOST = 99999  #: No machine has as many CPUs, or nodes.
 
 
 class Sysfs:
@@ -66,7 +64,7 @@ class Sysfs:
         online = self.online()
         present = cpu_list(f"{self.cpu}/present") or EMPTY
         plugged = online | present
-        cpus = numbered(self.cpu, _CPU)
+        cpus = numbered(self.cpu, "cpu")
         isolated, nohz_full = self.set_apart(plugged)
         cores, caches = merged(map(self._core, cpus)), merged(map(self._cache, cpus))
         # A kernel without NUMA has no node directories: all CPUs are in one node.
@@ -116,7 +114,7 @@ class Sysfs:
         directory = f"{self.cpu}/cpu{cpu}/cache"
         best, shared = 0, EMPTY
         for index in names_in(directory):
-            if _INDEX.fullmatch(index) is None or text_of(f"{directory}/{index}/type") == "Instruction":
+            if not index.startswith("index") or text_of(f"{directory}/{index}/type") == "Instruction":
                 continue
             level = text_of(f"{directory}/{index}/level")
             if not (level.isascii() and level.isdigit() and len(level) < 3) or int(level) <= best:
@@ -130,7 +128,7 @@ class Sysfs:
         """The CPUs of each memory node. A CPU listed in two nodes (read during a change) counts for the first."""
         nodes: dict[int, CpuSet] = {}
         seen = EMPTY
-        for node in numbered(self.node, _NODE):
+        for node in numbered(self.node, "node"):
             cpus = (cpu_list(f"{self.node}/node{node}/cpulist") or EMPTY) - seen
             if cpus:
                 nodes[node] = cpus
@@ -139,7 +137,7 @@ class Sysfs:
 
     def _distances(self) -> dict[int, dict[int, int]]:
         """Read the distances between memory nodes; a node's file lists all nodes, ascending (drivers/base/node.c)."""
-        nodes = numbered(self.node, _NODE)
+        nodes = numbered(self.node, "node")
         rows = {node: text_of(f"{self.node}/node{node}/distance").split() for node in nodes}
         return {node: dict(zip(nodes, map(int, row), strict=True)) for node, row in rows.items()
                 if len(row) == len(nodes) and all(distance.isascii() and distance.isdigit() for distance in row)}
@@ -166,9 +164,10 @@ def text_of(path: str) -> str:
     return "" if raw is None else raw.decode("ascii", "replace").strip()
 
 
-def numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
-    """The numbers in a directory's entry names, ascending. The pattern excludes others such as `cpufreq`."""
-    return sorted(int(match[1]) for match in map(pattern.fullmatch, names_in(directory)) if match)
+def numbered(directory: str, prefix: str) -> list[int]:
+    """The numbers of a directory's entries that are named by a prefix and a number, ascending: not `cpufreq`."""
+    return sorted(number for name in names_in(directory) if name.startswith(prefix)
+                  and (number := parse_whole(name.removeprefix(prefix), _MOST)) is not None)
 
 
 def merged(groups: Iterable[CpuSet]) -> list[CpuSet]:

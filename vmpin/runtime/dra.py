@@ -23,7 +23,7 @@ KIND, SPEC_PREFIX = "dra.k8s.io/cpu", "dra.k8s.io-cpu"
 CHECKPOINT, REGISTRATION = "dra_manager_state", "plugins_registry/dra.cpu-reg.sock"
 MAX_SPEC_BYTES = 64 << 10  #: One claim's has 300 bytes.
 MAX_CHECKPOINT_BYTES = 4 << 20
-_VARIABLE = re.compile(r"DRA_CPUSET_([A-Za-z0-9.-]{1,128})=([0-9,-]{1,65536})")
+_VARIABLE = r"DRA_CPUSET_([A-Za-z0-9.-]{1,128})=([0-9,-]{1,65536})"
 
 
 def parse_spec(raw: bytes, where: str) -> dict[str, CpuSet]:
@@ -34,7 +34,7 @@ def parse_spec(raw: bytes, where: str) -> dict[str, CpuSet]:
         return {}
     try:
         return {match[1]: CpuSet.parse(match[2]) for entry in _environment(document)
-                if (match := _VARIABLE.fullmatch(entry)) is not None}
+                if (match := re.fullmatch(_VARIABLE, entry)) is not None}
     except CpuSetError as err:
         raise SourceError(where, str(err)) from err
 

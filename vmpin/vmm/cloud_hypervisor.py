@@ -15,7 +15,7 @@ from vmpin.domain.model import SandboxId, Vcpu, VcpuId
 from vmpin.vmm.arguments import long_options, run_directory_sandbox, socket_path
 from vmpin.vmm.vmm_type import GuestChannels, VmmType
 
-_OPTION = re.compile(r"(?:^|,)([a-z_]{1,32})=(\[[^\]]*\]|[^,]*)")
+_OPTION = r"(?:^|,)([a-z_]{1,32})=(\[[^\]]*\]|[^,]*)"
 _MAX_NODE = 1023  #: Linux's limit on a host's nodes (CONFIG_NODES_SHIFT).
 
 
@@ -62,9 +62,9 @@ def _listed(argv: Sequence[str], name: str) -> Iterator[dict[str, str]]:
         if arg.startswith("--"):
             option, _, value = arg.partition("=")
             if value and option == name:
-                yield dict(_OPTION.findall(value))
+                yield dict(re.findall(_OPTION, value))
         elif option == name:
-            yield dict(_OPTION.findall(arg))
+            yield dict(re.findall(_OPTION, arg))
 
 
 def _items(value: str) -> list[str]:

@@ -16,7 +16,7 @@ from vmpin.host.procfs import Procfs, read_file
 _IOCTL = frozenset(("16", "29"))
 #: include/uapi/linux/kvm.h: _IO(0xAE, 0x80)
 _KVM_RUN = "0xae80"
-_FD = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,6})")
+_FD = r"anon_inode:kvm-vcpu:([0-9]{1,6})"
 _KVM = r"/dev/kvm|anon_inode:kvm-v(?:m|cpu:[0-9]+)"
 _MOST_FDS = 4096
 _VCPU = r"vcpu([0-9]{1,6})"
@@ -31,7 +31,7 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
     """Return KVM's vcpu ids by file descriptor of the process. Unplugged vCPUs are included: QEMU keeps ("parks")
     their descriptors, because KVM cannot destroy a vCPU. {} if the process has no KVM vCPU or may not be traced."""
     try:
-        return {fd: int(vcpu[1]) for fd, target in procfs.descriptors(pid) if (vcpu := _FD.fullmatch(target))}
+        return {fd: int(vcpu[1]) for fd, target in procfs.descriptors(pid) if (vcpu := re.fullmatch(_FD, target))}
     except OSError:
         return {}
 

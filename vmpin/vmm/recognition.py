@@ -44,7 +44,7 @@ _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0"
 #: Strings in the arguments of Kata's processes, independent of the program's name.
 _ARGUMENTS = re.compile(rb"[\0=]sandbox-|/run/(?:vc|kata)/|/sandboxes/")
 _UUID = r"(?ai)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_KERNEL_THREAD = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})")
+_KERNEL_THREAD = r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})"
 #: How many forks may lie between a process and the one that the shim started.
 _GENERATIONS = 3
 
@@ -103,9 +103,10 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
     if not argv or not _has_name(_basename(argv[0])) or not (argv := _past_loader(argv)):
         return None
     program = _basename(argv[0])
-    if re.fullmatch(_FILE_SERVER, program):
+    # The patterns of programs that are not there are never compiled.
+    if program.startswith(("virtiofsd", "nydusd")) and re.fullmatch(_FILE_SERVER, program):
         return HelperProcess(ThreadRole.VIRTIOFSD, served_sandbox(argv))
-    if re.fullmatch(_SHIM, program):
+    if program.startswith("containerd-shim") and re.fullmatch(_SHIM, program):
         # containerd and CRI-O run the shim's program with the action start or delete for each sandbox *and* each
         # container, then with the container's id. Those processes end at once; the shim itself has no action.
         if _shim_action(argv) in _SHIM_ACTIONS:
@@ -156,7 +157,7 @@ def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:
 
     >>> kernel_thread_owner("vhost-1234")
     (<ThreadRole.VHOST: 'vhost'>, 1234)"""
-    match = _KERNEL_THREAD.fullmatch(comm)
+    match = re.fullmatch(_KERNEL_THREAD, comm) if comm.startswith(("vhost-", "kvm-")) else None
     owner = None if match is None else parse_whole(match[2], MAX_PID, 1)
     if match is None or owner is None:
         return None

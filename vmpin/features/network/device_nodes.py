@@ -13,7 +13,6 @@ from vmpin.features.network.vm_network import NamespaceLinks
 from vmpin.host.procfs import Procfs, names_in, read_file
 from vmpin.host.sysfs import numbered, text_of
 
-_NODE = re.compile(r"node([0-9]{1,5})")
 #: Of a device's bus and name, as rtnetlink has them.
 _DEVICE = re.compile(r"[A-Za-z0-9_-]{1,32}/[A-Za-z0-9:._@-]{1,64}")
 #: Disks below a disk (dm, md) that are followed, and how deep.
@@ -66,7 +65,7 @@ class DeviceNodes:
             at = os.path.dirname(at)
         else:
             return None
-        nodes = numbered(f"{self.root}/devices/system/node", _NODE)
+        nodes = numbered(f"{self.root}/devices/system/node", "node")
         return nodes[0] if len(nodes) == 1 else None
 
 
