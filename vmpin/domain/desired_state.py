@@ -272,6 +272,9 @@ def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset:
         time = 0 if last is None else last.time
     elif last is not None and last.time > time:
         return reports
+    written = reports.get(Source.NRI)
+    if source is Source.CGROUP and written is not None and time <= written.time and cpuset != written.cpuset:
+        return reports  # it was read before the runtime wrote the cgroup
     merged = {**reports, source: CpusetReport(cpuset, time, _replaced(last, cpuset) if source is Source.NRI else ())}
     # The runtime has just written the cgroup: an earlier reading is void.
     read = merged.get(Source.CGROUP)

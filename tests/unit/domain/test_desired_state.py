@@ -151,6 +151,8 @@ def test_a_reported_pod_and_vmm_stay_until_another_report() -> None:
      [seen("2", Source.KATA), cpuset_seen("4", Source.NRI), cpuset_seen("2", Source.KATA, 40)], "4"),
     ("the runtime's word puts aside what was read from the cgroup before",
      [seen("2", Source.NRI), cpuset_seen("2", Source.CGROUP), cpuset_seen("4", Source.NRI, 40)], "4"),
+    ("also where that comes late, or twice",
+     [seen("2", Source.NRI), cpuset_seen("4", Source.NRI, 40), cpuset_seen("2", Source.CGROUP)], "4"),
     ("until it is read again",
      [seen("2", Source.NRI), cpuset_seen("4", Source.NRI, 40), cpuset_seen("6", Source.CGROUP, 50)], "6"),
     ("what an earlier life had is over",
