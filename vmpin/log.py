@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from threading import get_ident
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -119,8 +119,9 @@ def _printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def _message(record: logging.LogRecord) -> str:
-    text = _printable(record.getMessage())
+def _message(record: logging.LogRecord, place: str = "") -> str:
+    """A line without time and level. :param place: a traceback, before the pod and the number."""
+    text = _printable(record.getMessage() + place)
     if pod := pod_of_line(record):
         text = f"{text} pod={pod}"
     elif _ENDING.search(text):
@@ -138,12 +139,17 @@ class Text(logging.Formatter):
         record.message = _message(record)
         return super().formatMessage(record)
 
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(_printable, super().formatException(ei).splitlines()))
+
 
 class _Journal(logging.Formatter):
     """With the level as the journal reads it (sd-daemon(3)), and without the time, which the journal adds."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"<{_SYSLOG.get(record.levelno, 6)}>{_message(record)}"
+        # A traceback in the same line: the journal would make an entry of each of its lines, without the level.
+        place = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return f"<{_SYSLOG.get(record.levelno, 6)}>{_message(record, place)}"
 
 
 class _Json(logging.Formatter):
@@ -153,7 +159,8 @@ class _Json(logging.Formatter):
         pod = pod_of_line(record)
         return json.dumps({"time": round(record.created, 6), "level": record.levelname.lower(),
                            "module": record.name, "message": record.getMessage(),
-                           **({"pod": pod} if pod else {}), **({"op": _current} if _numbered() else {})})
+                           **({"pod": pod} if pod else {}), **({"op": _current} if _numbered() else {}),
+                           **({"traceback": self.formatException(record.exc_info)} if record.exc_info else {})})
 
 
 def setup(level: str, as_json: bool = False) -> None:

@@ -93,6 +93,32 @@ def test_a_line_is_one_line_and_harmless_whatever_a_thread_is_named(
     assert capsys.readouterr().err.endswith("set thread 7 (\\x1b[2J\\n\\u202eé\\x7f\\ud800)\n")
 
 
+@pytest.mark.parametrize("how", ["text", "journal", "json"])
+def test_an_error_that_nobody_foresaw_is_logged_with_its_place(
+        how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under systemd too; and what it quotes is harmless."""
+    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+    if how == "journal":
+        monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    log.setup("info", as_json=how == "json")
+    log.name_pods(lambda name: NAMES.get(name, ""))
+    try:
+        raise ValueError("a thread named \x1b[2J")
+    except ValueError:
+        logging.getLogger("vmpin.named").exception("not reconciled sandbox=%s", "b")
+    finally:
+        log.name_pods(lambda name: "")
+    printed = capsys.readouterr().err
+    assert "test_an_error_that_nobody_foresaw_is_logged_with_its_place" in printed
+    assert r"a thread named \x1b[2J" in printed or r"a thread named \u001b[2J" in printed
+    assert "\x1b" not in printed
+    assert (printed.count("\n") == 1) == (how != "text")
+    if how == "journal":
+        assert printed.endswith(" pod=demo/db\n")
+    if how == "json":
+        assert "Traceback" in json.loads(printed)["traceback"]
+
+
 def test_json_has_the_pod_as_a_member(capsys: pytest.CaptureFixture[str]) -> None:
     log.name_pods(lambda name: NAMES.get(name, ""))
     log.setup("info", as_json=True)
