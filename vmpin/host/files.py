@@ -151,10 +151,12 @@ class Files:
             return []
 
     def below(self, directory: str, depth: int = _DEEPEST) -> Iterator[str]:
-        """Yield the files in a directory and its subdirectories, in the order of their names."""
+        """Yield the files in a directory and its subdirectories, in the order of their names, as Go's filepath.Walk
+        does it: a symbolic link counts as a file, so a mounted ConfigMap's `..data` is not entered."""
+        top = self.host(directory)
         for name in self.names(directory):
             path = f"{directory}/{name}"
-            if not os.path.isdir(self.host(path)):
+            if (top / name).is_symlink() or not (top / name).is_dir():
                 yield path
             elif depth:
                 yield from self.below(path, depth - 1)

@@ -343,3 +343,15 @@ def test_a_scenario_may_come_through_a_pipe(tmp_path: Path) -> None:
         assert scenario_file.load(path).sandboxes == ()
     finally:
         os.wait()
+
+
+def test_files_below_a_directory_are_those_of_gos_walk(tmp_path: Path) -> None:
+    """A mounted ConfigMap has its files in a directory beside a link to that directory."""
+    make_tree(tmp_path, "d/..2026/9.conf = x\nd/a/2.conf = x\nd/a/b/1 = x\nd/c = x\nd/e/\n")
+    (tmp_path / "d/..data").symlink_to("..2026")
+    (tmp_path / "d/9.conf").symlink_to("..data/9.conf")
+    (tmp_path / "link").symlink_to("/d")
+    names = ["..2026/9.conf", "..data", "9.conf", "a/2.conf", "a/b/1", "c"]
+    assert list(Files(tmp_path).below("/d")) == [f"/d/{name}" for name in names]
+    assert list(Files(tmp_path).below("/link")) == [f"/link/{name}" for name in names]
+    assert list(Files(tmp_path).below("/gone")) == []
