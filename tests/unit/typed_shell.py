@@ -57,7 +57,7 @@ def typed_shell(argv: Sequence[str], environment: Mapping[str, str], place: Path
 @contextmanager
 def answering_watcher(run: Path, sandboxes: Sequence[Mapping[str, object]]) -> Iterator[None]:
     """Answers every request on the control socket with a status document."""
-    answer = json.dumps({"version": 1, "watcher": 5, "sandboxes": list(sandboxes)}).encode()
+    answer = json.dumps({"version": 1, "watcher": 5, "sandboxes": list(sandboxes)}).encode() + b"\n"
 
     def serve() -> None:
         with contextlib.suppress(OSError):
