@@ -131,7 +131,7 @@ def test_a_file_that_was_cut_loses_its_last_line_alone() -> None:
     after = X86.replace(b"      3100 ", b"      3410 ").replace(b"38980753", b"38980853")
     cut = after[: after.index(b"38980853") + 4]
     assert grown(X86, cut) == [("eth0-TxRx-3", "device", 3, 310)]
-    for raw in (b"", b"\n", b"CPU0\n", b"no header\n 1: 2 x\n", X86.split(b"\n")[0]):
+    for raw in (b"", b"\n", b"CPU0\n", b"no header\n 1: 2 x\n", b"CPU3 CPU3\n142: 1\n", X86.split(b"\n")[0]):
         assert grown(X86, raw) == grown(raw, X86) == []
 
 

@@ -136,7 +136,7 @@ def _columns(head: bytes) -> dict[int, int]:
     columns: dict[int, int] = {}
     for at, name in enumerate(head.split()):
         cpu = parse_whole(name[3:], MAX_CPU) if name.startswith(b"CPU") else None
-        if cpu is None:
+        if cpu is None or cpu in columns:
             return {}
         columns[cpu] = at
     return columns
