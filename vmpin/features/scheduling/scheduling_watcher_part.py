@@ -27,12 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class LoneVcpus(NamedTuple):
-    """The threads of a sandbox's vCPUs that are alone, and why others are not, "" for none. The first three are what
+    """The threads of a sandbox's vCPUs that are alone, and why others are not, "" for none. The first four are what
     that was decided by."""
 
     placement: Placement
     vm_threads: Mapping[int, VmThread]
     wanted: SchedClass | None
+    refused: str  #: Why a mask of the VM is not as placed, "" if all are.
     threads: Mapping[ThreadId, LoneVcpu]
     whys: Mapping[VcpuId, str]
 
@@ -74,20 +75,24 @@ class NodeScheduling:
         self._stopped = stopped
 
     def _decide(self, everything: bool) -> set[SandboxId]:
-        """Decide on all sandboxes, or on those that changed. :returns: these, and those that are gone."""
+        """Decide on the sandboxes that changed.
+        :param everything: whether collisions and refused masks may have changed, too.
+        :returns: these sandboxes, and those that are gone."""
         view, ownership = self._view, self._view.ownership
-        everything |= ownership is not self._ownership
-        if everything:
-            self._ownership = ownership
-            self._collided = CpuSet(collision.cpu for collision in find_collisions(ownership, view.vms.keys()))
+        anew = ownership is not self._ownership
+        if everything or anew:
+            collided = CpuSet(collision.cpu for collision in find_collisions(ownership, view.vms.keys()))
+            anew |= collided != self._collided
+            self._ownership, self._collided = ownership, collided
         decided, changed = {}, set()
         for sandbox, placement in view.placements.items():
             if (vm := view.vms.get(sandbox)) is None:
                 continue
             threads, wanted, lone = vm.vmm.threads, self.choices.of(sandbox).wanted, self._decided.get(sandbox)
-            if (lone is None or everything or lone.placement is not placement or lone.vm_threads is not threads
-                    or lone.wanted != wanted):
-                lone = self._lone(sandbox, placement, threads, wanted)
+            refused = (next(iter(view.refusals(sandbox)), "") if everything or lone is None else lone.refused)
+            if (lone is None or anew or lone.placement is not placement or lone.vm_threads is not threads
+                    or lone.wanted != wanted or lone.refused != refused):
+                lone = self._lone(sandbox, placement, threads, wanted, refused)
                 changed.add(sandbox)
             decided[sandbox] = lone
         changed |= self._decided.keys() - decided.keys()
@@ -95,9 +100,8 @@ class NodeScheduling:
         return changed
 
     def _lone(self, sandbox: SandboxId, placement: Placement, vm_threads: Mapping[int, VmThread],
-              wanted: SchedClass | None) -> LoneVcpus:
+              wanted: SchedClass | None, refused: str) -> LoneVcpus:
         view, claim = self._view, self._view.ownership.claims.get(sandbox)
-        refused = next(iter(view.refusals(sandbox)), "")
         of_vcpu: dict[VcpuId, list[ThreadId]] = {}
         for thread in vm_threads.values():
             if thread.role is ThreadRole.VCPU and thread.vcpu is not None:
@@ -113,7 +117,7 @@ class NodeScheduling:
             whys[place.id] = why
             if not why and wanted is not None and place.cpus is not None:
                 threads[of_vcpu[place.id][0]] = LoneVcpu(sandbox, place.id, place.cpus.first, wanted)
-        return LoneVcpus(placement, vm_threads, wanted, threads, whys)
+        return LoneVcpus(placement, vm_threads, wanted, refused, threads, whys)
 
     def _wanted(self) -> dict[ThreadId, LoneVcpu]:
         return {} if self._stopped else {
@@ -143,7 +147,7 @@ class NodeScheduling:
         if not changed and not everything:
             return
         wanted, failure = self._wanted(), ""
-        looked = [thread for thread, lone in wanted.items() if lone.sandbox in changed]
+        looked = [thread for thread, lone in wanted.items() if everything or lone.sandbox in changed]
         try:
             self._setter.settle(wanted, looked, self._keeps)
             self._open = {wanted[thread].sandbox for thread in self._setter.waiting}
@@ -162,7 +166,8 @@ class NodeScheduling:
         self._open |= self._decided.keys()
 
     def _planned(self) -> list[str]:
-        self._open |= self._decide(everything=True)  # by placements that were made for the plan alone, perhaps
+        self._decide(everything=True)  # by placements that were made for the plan alone, perhaps
+        self._open |= self._decided.keys()
         try:
             decided = self._setter.planned(self._wanted(), self._keeps)
         except OSError as err:
