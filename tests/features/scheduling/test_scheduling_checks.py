@@ -13,6 +13,7 @@ from trees import make_tree
 
 from vmpin.config.loading import load
 from vmpin.doctor.finding import CheckResult, Level
+from vmpin.domain.terminal import as_written
 from vmpin.features.scheduling.manifest import FEATURE
 from vmpin.features.scheduling.scheduling_facts import restricted
 from vmpin.host.files import Files
@@ -21,7 +22,8 @@ FINE: dict[str, Any] = {"unlimited": "", "groups": "", "restricted": False, "ker
 
 
 def judged(status: dict[str, Any] | None = None, **found: object) -> CheckResult:
-    settings = {"scheduling.vcpu_class": "fifo:1", "scheduling.without_throttling": str(found.pop("explicit", False))}
+    settings = {"scheduling.vcpu_class": "fifo:1",
+                "scheduling.without_throttling": as_written(found.pop("explicit", False))}
     return verdict("vcpu-class", replace(facts(settings=settings, status=status or {}),
                                          of_features={"scheduling": FINE | found}))
 

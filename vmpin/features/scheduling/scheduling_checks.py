@@ -19,7 +19,7 @@ def vcpu_class(facts: NodeFacts) -> CheckResult:
     evidence = [f"scheduling.vcpu_class = {wanted}",
                 *([f"set for {number_of(entry['set'], 'vCPU')}"] if entry else []),
                 *(f"the kernel's threads {name} have {its}" for name, its in sorted(found["kernel"].items()))]
-    if found["unlimited"] and facts.settings.get("scheduling.without_throttling") != "True":
+    if found["unlimited"] and facts.settings.get("scheduling.without_throttling") != "true":
         return warn(f"no class is set: {found['unlimited']}", "sysctl kernel.sched_rt_runtime_us=950000 leaves other "
                     "threads a twentieth of each CPU", *evidence)
     if found["restricted"]:
@@ -29,8 +29,8 @@ def vcpu_class(facts: NodeFacts) -> CheckResult:
     if found["groups"] and (why or not entry.get("set")):
         return warn(f"the kernel has real-time shares of cgroups ({found['groups']}, CONFIG_RT_GROUP_SCHED): threads "
                     "in a cgroup without one get no real-time class", "cgroup v1: cpu.rt_runtime_us of the pods' "
-                    "cgroups and all above them; v2 has no such file: rt_group_sched=0 on the kernel's command line "
-                    "(Linux 6.16), or a kernel without it", *evidence)
+                    "cgroups and all above them; v2 has no such file: rt_group_sched=0 on the kernel's command line, "
+                    "where it takes that, or a kernel without the option", *evidence)
     if entry.get("trouble"):
         return warn(f"no class is set: {entry['trouble']}", "read the watcher's log: journalctl -u vmpin", *evidence)
     if why:
