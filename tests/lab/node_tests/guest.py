@@ -54,6 +54,8 @@ eb bc                       jmp again
 class Guest(enum.Enum):
     #: Every vCPU waits, for ever.
     IDLE = enum.auto()
+    #: vCPU 0 is busy and never leaves the guest by itself; the others wait for it.
+    SPINS = enum.auto()
     #: vCPU 0 is busy and ejects what QEMU wants unplugged (of vCPUs 1 to 7); the others wait.
     SERVES = enum.auto()
     #: The same, and the others are busy as well.
@@ -61,8 +63,8 @@ class Guest(enum.Enum):
 
     def rom(self) -> bytes:
         """What QEMU takes as -bios; BUSY and SERVES need -cpu …,+x2apic."""
-        code = b"\xfa" + _HALT  # cli
-        if self is not Guest.IDLE:
+        code = b"\xfa" + (_SPIN if self is Guest.SPINS else _HALT)  # cli
+        if self in (Guest.SERVES, Guest.BUSY):
             others = _SPIN if self is Guest.BUSY else _HALT
             code = b"\xfa" + _bytes(_SERVE.format(others=others.hex(" ")))
         rom = bytearray(_SIZE)
