@@ -100,11 +100,13 @@ class NriStream:
         if awaited != self._awaited:
             self._awaited = awaited
             self._poll.modify(self._connection, awaited)
-        ready = [fd for fd, _ in self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000 + 1)]
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
-            ready.remove(self._wake)
-        if not ready:
+        readable = False
+        for fd, _ in self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000 + 1):
+            if fd == self._wake:
+                os.eventfd_read(fd)
+            else:
+                readable = True
+        if not readable:
             return None
         if self._unsent:
             self._flush()
