@@ -83,7 +83,8 @@ class _Cpusets:
                 yield AuthorityRival(by, missing, (pod.id,), f"CPUs {own} {to} has set its cpuset to "
                                                              f"{container.cpuset}")
             for other, user in self._containers if not own.isdisjoint(self._shared) else ():
-                both = own & (user.cpuset or EMPTY)
+                listed = ruling.assignments.cpus_of(uid_of(other.pod), user)  # a claim may be several pods'
+                both = (own & (user.cpuset or EMPTY)) - (listed or EMPTY)
                 if both and uid_of(other.pod) != uid_of(pod.pod):
                     yield AuthorityRival(by, both, (pod.id, other.id),
                                          f"CPUs {both} {to} lets {_name(other, user)} use them")

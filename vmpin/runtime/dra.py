@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import valid_id
 from vmpin.errors import SourceError
 from vmpin.runtime.documents import parse_object
@@ -32,11 +32,14 @@ def parse_spec(raw: bytes, where: str) -> dict[str, CpuSet]:
     document = parse_object(raw, where)
     if document.get("kind") != KIND:
         return {}
+    claims: dict[str, CpuSet] = {}
     try:
-        return {match[1]: CpuSet.parse(match[2]) for entry in _environment(document)
-                if (match := re.fullmatch(_VARIABLE, entry)) is not None}
+        for entry in _environment(document):
+            if (match := re.fullmatch(_VARIABLE, entry)) is not None:  # a claim may have several devices
+                claims[match[1]] = claims.get(match[1], EMPTY) | CpuSet.parse(match[2])
     except CpuSetError as err:
         raise SourceError(where, str(err)) from err
+    return claims
 
 
 def _environment(document: Mapping[str, object]) -> Iterator[str]:

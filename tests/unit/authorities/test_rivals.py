@@ -98,6 +98,14 @@ def test_claims_that_the_cpusets_contradict_are_rivals() -> None:
         ("dra and observed", "4")]
 
 
+def test_two_pods_that_share_a_claim_are_no_rivals() -> None:
+    state = state_of({"web": "2-3", "db": "2-3", "log": "0-1,3-7"})
+    assignments = assignments_of({"claim": cpus("2-3")}, {"claim": frozenset(["uid-web", "uid-db"])}, state)
+    on_node = authorities(None, GivenAuthority(Rank.DRA, assignments))
+    assert {(of, whose) for _, of, whose, _ in found(on_node, state)} == {
+        ("3", ("s-web", "s-log")), ("3", ("s-db", "s-log"))}
+
+
 @pytest.mark.parametrize(("pods", "kubelet"), [
     ({"web": "2-3", "log": "0-1,4-7", "shop": "0-1,4-7"}, static("0-1,4-7", web="2-3")),
     ({"web": "2-3", "log": "0-1,4-7"}, static("0-1,4-7", web="2-3")),  # it is alone in the pool

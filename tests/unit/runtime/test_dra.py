@@ -31,6 +31,12 @@ def test_a_spec_has_the_cpus_of_its_claim() -> None:
     assert parse_spec(spec([f"DRA_CPUSET_{UID}=2-3,6"]), "a") == {UID: CpuSet([2, 3, 6])}
 
 
+def test_a_claim_of_several_devices_has_the_cpus_of_all() -> None:
+    two = {"kind": "dra.k8s.io/cpu", "devices": [
+        {"name": cpus, "containerEdits": {"env": [f"DRA_CPUSET_{UID}={cpus}"]}} for cpus in ("2-3", "6")]}
+    assert parse_spec(json.dumps(two).encode(), "a") == {UID: CpuSet([2, 3, 6])}
+
+
 @pytest.mark.parametrize("raw", [
     spec([f"DRA_CPUSET_{UID}=2"], kind="vendor.com/gpu"), spec(["PATH=/bin", "DRA_CPUSET_=1", 7]), spec(None),
     spec({}),
