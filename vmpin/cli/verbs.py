@@ -33,7 +33,7 @@ VERBS = ("watch", "status", "verify", "doctor", "plan", "repin", "unpin", "logs"
 _SERVICE_VERBS, _UNLISTED = ("guest",), ("version",)
 
 #: Words of scripts outside of this project, and what they stand for. No text names them.
-_ALIASES = {"explain": ("status", "--explain"), "audit": ("verify", "--others"), "reconcile": ("repin",)}
+_ALIASES = {"explain": ("status", "--explain"), "reconcile": ("repin",)}
 
 #: What verbs' parsers are added to: argparse's type for it is not public.
 Verbs = Any

@@ -131,7 +131,7 @@ def test_a_word_of_other_scripts_is_taken_and_not_listed(monkeypatch: pytest.Mon
     monkeypatch.setattr(status, "run", lambda args: print(args.explain, args.sandbox, args.set) or 0)
     assert main(["--set", "log.level=error", "explain", "explain"]) == 0
     assert capsys.readouterr().out == "True explain ['log.level=error']\n"
-    assert without_alias(["--config", "audit", "audit", "-o", "json"]) == [
-        "--config", "audit", "verify", "--others", "-o", "json"]
+    assert without_alias(["--config", "explain", "explain", "-o", "json"]) == [
+        "--config", "explain", "status", "--explain", "-o", "json"]
     assert without_alias(["reconcile", "reconcile"]) == ["repin", "reconcile"]
-    assert not {"explain", "audit", "reconcile"} & verb_modules().keys()
+    assert not {"explain", "reconcile"} & verb_modules().keys()
