@@ -117,10 +117,11 @@ class Checks:
             own = oracle.exclusive(guest.expected, world.pool)
             seen = guest.machine.threads()
             times = Counter(seen.vcpus.values())  # without shared CPUs, spare vCPUs are on an exclusive one, too
-            pairs = {seen.tids[vcpu]: has for vcpu, has in seen.vcpus.items() if has <= own and times[has] == 1}
-            for tid in set(seen.tids.values()) & set(self.pairs or {}):
+            masks = {seen.tids[vcpu]: has for vcpu, has in seen.vcpus.items()}
+            pairs = {tid: has for tid, has in masks.items() if has <= own and times[has] == 1}
+            for tid in masks.keys() & set(self.pairs or {}):
                 before = (self.pairs or {})[tid]
-                if before <= own and pairs.get(tid) != before:
+                if before <= own and masks[tid] != before:
                     yield f"{guest.id}: vCPU thread {tid} had CPU {sorted(before)} to itself and lost it without need"
             now |= pairs
         self.pairs = now

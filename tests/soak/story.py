@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -84,12 +84,15 @@ class Story:
 
     def play(self, until: float, longest: float) -> None:
         """Until then (time.monotonic()), and to the rest after it; where too little has happened by then, as on a slow
-        machine, until `longest`."""
+        machine, until `longest`. After each rest one plain step is taken by itself: pairs must outlast it."""
         weights = [step.weight for step in self._possible]
         while True:
-            for _ in range(self.rng.randint(*self.between)):
-                self._take(*self.rng.choices(self._possible, weights))
-            self.come_to_rest()
+            series = [step for _ in range(self.rng.randint(*self.between))
+                      for step in self.rng.choices(self._possible, weights) if self._take(step)]
+            self._rest_after(series)
+            step = self.rng.choice([step for step in self._possible if step.plain])
+            if not self.checks.found and self._take(step):
+                self._rest_after([step])
             if self.checks.found or time.monotonic() >= (longest if self.lacking() else until):
                 return
 
@@ -99,9 +102,12 @@ class Story:
         while taken < steps and not self.checks.found:
             series = [self._deal() for _ in range(min(self.rng.randint(*self.between), steps - taken))]
             taken += len(series)
-            if len(series) > 1 or not series[0].plain:
-                self.checks.pairs = None
-            self.come_to_rest()
+            self._rest_after(series)
+
+    def _rest_after(self, series: Sequence[Step]) -> None:
+        if len(series) != 1 or not series[0].plain:
+            self.checks.pairs = None
+        self.come_to_rest()
 
     def _deal(self) -> Step:
         """Take the first step of the deck that can be taken now; those before it wait."""
