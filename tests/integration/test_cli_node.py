@@ -9,13 +9,13 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from cli_runs import ESCAPE, refused
+from lab_node import Lab
 from need import need_root, need_tool
 from process_masks import by_tid, two_cpus, union
 from real_node import COMMAND, Node
@@ -24,14 +24,6 @@ from runtime_bundle import cri
 from waiting import wait
 
 from vmpin.host.procfs import Procfs
-
-
-@dataclass
-class Lab:
-    node: Node
-    vm: Qemu
-    first: str
-    second: str
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +42,9 @@ def lab() -> Iterator[Lab]:
             state["annotations"] = {**cri(vm.sandbox, f"{name}{ESCAPE}", pod=f"pod{ESCAPE}"),
                                     "io.kubernetes.cri.sandbox-uid": f"1{ESCAPE}"}
             assert node.hook("createRuntime", state) == b"ok\n"
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
-        yield Lab(node, vm, first, second)
+        made = Lab(node, vm, first, second)
+        made.wait_for_masks()
+        yield made
 
 
 @pytest.mark.root

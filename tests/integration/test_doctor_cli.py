@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from enclosure import Enclosure
+from lab_node import Lab
 from need import need_machines_pids, need_root, need_tool
-from process_masks import two_cpus
 from real_containerd import Containerd
 from real_node import COMMAND, Node
-from real_qemu import Qemu
 from waiting import wait
 
 from vmpin.install import oci_hook
+
+pytest_plugins = ["given_lab"]
 
 #: Whatever else this machine is, the watcher and its sandboxes are as they should be.
 OURS = ["privileges", "namespaces", "watcher", "config", "resync", "run-directory", "state-file", "vcpu-threads",
@@ -35,35 +34,10 @@ def findings(node: Node, *args: str, code: int = 0) -> dict[str, Any]:
     return {finding["check"]: finding for finding in found["findings"]}
 
 
-@dataclass
-class Lab:
-    node: Node
-    vm: Qemu
-    own: str
-
-    def findings(self, *args: str, code: int = 0) -> dict[str, Any]:
-        return findings(self.node, *args, code=code)
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    """A watcher, and a VM with a container of its own."""
-    need_root()
-    need_tool("qemu-system-x86_64")
-    first, second = two_cpus()
-    with Node() as node, Qemu(node.id("a"), vcpus=2) as vm:
-        node.configure(node={"shared_pool": first})
-        node.start()
-        node.container(vm.sandbox, "web", second)
-        node.wait_for_all(vm.pid, second)
-        wait(lambda: node.sandbox(vm.sandbox)["verdict"] == "pinned", "the sandbox is not pinned")
-        yield Lab(node, vm, second)
-
-
 @pytest.mark.root
 def test_a_node_where_all_is_well(lab: Lab) -> None:
     need_machines_pids()
-    found = lab.findings(*OURS)
+    found = findings(lab.node, *OURS)
     assert list(found) == OURS
     assert {finding["level"] for finding in found.values()} == {"ok"}, found
     assert lab.node.watcher is not None
@@ -93,16 +67,16 @@ def test_a_configuration_that_was_changed_and_not_loaded_is_seen(lab: Lab) -> No
     assert watcher is not None
     lab.node.configure(policy={"emulator": "shared"})
     try:
-        found = lab.findings("config")["config"]
+        found = findings(lab.node, "config")["config"]
         assert found["level"] == "warn"
         assert found["evidence"][0].startswith("policy.emulator: the watcher has apart (default), this command")
         watcher.send_signal(signal.SIGHUP)
-        wait(lambda: lab.findings("config")["config"]["level"] == "ok", "the watcher does not load it")
+        wait(lambda: findings(lab.node, "config")["config"]["level"] == "ok", "the watcher does not load it")
     finally:
         lab.node.configure(policy={"emulator": "apart"})
         watcher.send_signal(signal.SIGHUP)
-        wait(lambda: lab.findings("config")["config"]["level"] == "ok", "the watcher does not load it again")
-        lab.node.wait_for_all(lab.vm.pid, lab.own)
+        wait(lambda: findings(lab.node, "config")["config"]["level"] == "ok", "the watcher does not load it again")
+        lab.wait_for_masks()
 
 
 @pytest.mark.root
@@ -111,7 +85,7 @@ def test_katas_own_pinning_is_bad_and_so_is_the_exit_code(lab: Lab) -> None:
     state.mkdir(parents=True)
     (state / "persist.json").write_text(json.dumps({"Config": {"EnableVCPUsPinning": True}}))
     try:
-        found = lab.findings("kata-pinning", code=1)["kata-pinning"]
+        found = findings(lab.node, "kata-pinning", code=1)["kata-pinning"]
         assert found["level"] == "bad"
         assert f"{lab.vm.sandbox} runs with it" in found["evidence"]
         assert "enable_vcpus_pinning = false" in found["remedy"]
@@ -127,13 +101,13 @@ def test_a_hook_that_is_gone_is_found_below_the_root_that_is_given(lab: Lab, tmp
     for file in directory.glob("*.json"):  # as they are when the node's root is mounted elsewhere
         file.write_text(file.read_text().replace(str(tmp_path), ""))
     (tmp_path / "etc" / "crio").mkdir(parents=True)
-    found = lab.findings("hooks", "--root", str(tmp_path), code=1)["hooks"]
+    found = findings(lab.node, "hooks", "--root", str(tmp_path), code=1)["hooks"]
     assert "its interpreter /usr/bin/python3 is not there" in found["what"]
     (tmp_path / "usr" / "bin").mkdir(parents=True)
     (tmp_path / "usr" / "bin" / "python3").touch()
-    assert lab.findings("hooks", "--root", str(tmp_path))["hooks"]["level"] == "ok"
+    assert findings(lab.node, "hooks", "--root", str(tmp_path))["hooks"]["level"] == "ok"
     (directory / "vmpin-hook").unlink()
-    found = lab.findings("hooks", "--root", str(tmp_path), code=1)["hooks"]
+    found = findings(lab.node, "hooks", "--root", str(tmp_path), code=1)["hooks"]
     assert "no container starts" in found["what"]
 
 

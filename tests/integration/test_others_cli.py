@@ -12,17 +12,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from need import need_root, need_tool
+from lab_node import Lab
 from process_masks import by_tid, two_cpus
 from real_node import COMMAND, Node
 from real_qemu import Qemu
 from waiting import PATIENCE, wait
 
+pytest_plugins = ["given_lab"]
 pytestmark = pytest.mark.root
 
 KEYS = ["version", "alone", "exclusive", "contested", "findings", "cpus", "ignored", "owners", "seconds", "samples",
@@ -31,31 +31,9 @@ FINDING = ["pid", "comm", "class", "sandbox", "container", "name", "cgroup", "ma
            "threads"]
 
 
-@dataclass
-class Lab:
-    node: Node
-    vm: Qemu
-    first: str
-    second: str
-
-    def audit(self, *args: str, code: int = 1) -> Any:
-        """With --strict: on this node every daemon may run everywhere."""
-        return self.node.data("verify", "--others", "--strict", *args, code=code)
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    """A watcher and a VM whose container web owns the second CPU."""
-    need_root()
-    need_tool("qemu-system-x86_64")
-    first, second = two_cpus()
-    with Node() as node, Qemu(node.id("a"), vcpus=2) as vm:
-        node.configure(node={"shared_pool": first})
-        node.start()
-        node.container(vm.sandbox, "web", second)
-        node.container(vm.sandbox, "logs", first)
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
-        yield Lab(node, vm, first, second)
+def audit(lab: Lab, *args: str, code: int = 1) -> Any:
+    """With --strict: on this node every daemon may run everywhere."""
+    return lab.node.data("verify", "--others", "--strict", *args, code=code)
 
 
 @contextmanager
@@ -87,7 +65,7 @@ def test_a_thread_that_ran_there_is_found_with_its_seconds(lab: Lab) -> None:
     with process(lab.second, busy=True) as there, process(lab.first, busy=True) as elsewhere:
         def seen_there() -> Any:
             """On a busy machine it may not run in so short a time."""
-            found = lab.audit("--seconds", "0.6")
+            found = audit(lab, "--seconds", "0.6")
             return found if finding(found, there)["seconds"] > 0 else None
 
         # A busy machine may take longer for the last sample, and for reading it once its time was taken.
@@ -116,7 +94,7 @@ def test_threads_that_live_between_two_samples_are_reported_as_unseen(lab: Lab) 
     with subprocess.Popen(command) as spawner:
         try:
             # On a busy machine it may not get that much in so short a time.
-            wait(lambda: lab.audit("--seconds", "0.6")["cpus"][0]["unseen"] > 0.05, "nothing of it is unseen")
+            wait(lambda: audit(lab, "--seconds", "0.6")["cpus"][0]["unseen"] > 0.05, "nothing of it is unseen")
         finally:
             spawner.kill()
 
@@ -124,29 +102,29 @@ def test_threads_that_live_between_two_samples_are_reported_as_unseen(lab: Lab) 
 def test_a_thread_that_may_run_there_but_did_not_is_found_by_its_mask(lab: Lab) -> None:
     with process(f"{lab.first},{lab.second}") as both:
         for seconds in ("0", "0.2"):
-            one = finding(lab.audit("--seconds", seconds), both)
+            one = finding(audit(lab, "--seconds", seconds), both)
             assert (one["may"], one["seconds"], one["ran"]) == (lab.second, 0.0, [])
 
 
 def test_the_owner_is_at_home_and_another_vm_is_not(lab: Lab) -> None:
     with Qemu(lab.node.id("b"), vcpus=1) as other:
-        found = lab.audit("--seconds", "0")
+        found = audit(lab, "--seconds", "0")
         assert finding(found, lab.vm.pid) is None
         tids = {thread["tid"] for each in found["findings"] for thread in each["threads"]}
         assert not tids & set(by_tid(lab.vm.pid))
         # The watcher keeps it off that CPU; by hand it is put there.
         lab.node.wait_for_all(other.pid, lab.first)
-        assert finding(lab.audit("--seconds", "0"), other.pid) is None
+        assert finding(audit(lab, "--seconds", "0"), other.pid) is None
         lab.node.configure(watch={"resync_seconds": 600})
         lab.node.stop()
         try:
             os.sched_setaffinity(other.pid, {int(lab.second)})
-            one = finding(lab.audit("--seconds", "0"), other.pid)
+            one = finding(audit(lab, "--seconds", "0"), other.pid)
             assert (one["class"], one["sandbox"], one["may"]) == ("vm", other.sandbox, lab.second)
         finally:
             lab.node.configure(watch={"resync_seconds": 0.2})
             lab.node.start()
-    lab.node.wait_for_vcpus(lab.vm.pid, {0: lab.first, 1: lab.second}, lab.first)
+    lab.wait_for_masks()
 
 
 def test_a_process_in_a_containers_cgroup_is_a_containers(lab: Lab) -> None:
@@ -158,9 +136,9 @@ def test_a_process_in_a_containers_cgroup_is_a_containers(lab: Lab) -> None:
     try:
         with process(lab.second) as there:
             (inside / "cgroup.procs").write_text(str(there))
-            one = finding(lab.audit("--seconds", "0"), there)
+            one = finding(audit(lab, "--seconds", "0"), there)
             assert (one["class"], one["container"], one["cgroup"]) == ("container", "c" * 64, str(inside))
-            assert finding(lab.audit("--seconds", "0", "--ignore", "container"), there) is None
+            assert finding(audit(lab, "--seconds", "0", "--ignore", "container"), there) is None
     finally:
         gone(inside)
 
@@ -194,7 +172,7 @@ def gone(cgroup: Any) -> None:
 
 
 def test_kernel_threads_bound_to_the_cpu_are_no_findings_and_this_command_is_one(lab: Lab) -> None:
-    found = lab.audit("--seconds", "0")
+    found = audit(lab, "--seconds", "0")
     names = {each["comm"] for each in found["findings"] if each["class"] == "kernel"}
     assert not {name for name in names if name.startswith(("ksoftirqd/", "migration/", "cpuhp/"))}
     if not any("PID namespace" in limit for limit in found["limits"]):
@@ -205,7 +183,7 @@ def test_kernel_threads_bound_to_the_cpu_are_no_findings_and_this_command_is_one
 
 def test_alone_is_exit_code_0_and_what_was_left_out_is_reported(lab: Lab) -> None:
     everyone = ("--ignore", "vm", "container", "pause", "--ignore", "host", "kernel")
-    found = lab.audit("--seconds", "0.1", *everyone, code=0)
+    found = audit(lab, "--seconds", "0.1", *everyone, code=0)
     assert (found["alone"], found["findings"]) == (True, [])
     assert sum(found["ignored"].values()) > 0
     done = lab.node.cli("verify", "--others", "--seconds", "0.1", *everyone)

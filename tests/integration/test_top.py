@@ -16,46 +16,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from documents import checked
-from need import need_root, need_tool
-from process_masks import two_cpus
-from real_node import COMMAND, Node
-from real_qemu import Qemu
+from lab_node import Lab
+from need import need_tool
+from real_node import COMMAND
 from waiting import PATIENCE, wait
 
+pytest_plugins = ["given_lab"]
 pytestmark = pytest.mark.root
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@dataclass
-class Lab:
-    node: Node
-    vm: Qemu
-    first: str
-    second: str
-
-    def command(self, *args: str) -> list[str]:
-        return [*COMMAND, "--config", str(self.node.config), "top", *args]
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    need_root()
-    need_tool("qemu-system-x86_64")
-    need_tool("tmux")
-    first, second = two_cpus()
-    with Node() as node, Qemu(node.id("a"), vcpus=2) as vm:
-        node.configure(node={"shared_pool": first})
-        node.start()
-        node.container(vm.sandbox, "web", second)
-        node.container(vm.sandbox, "logs", first)
-        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
-        yield Lab(node, vm, first, second)
+def top(lab: Lab, *args: str) -> list[str]:
+    return [*COMMAND, "--config", str(lab.node.config), "top", *args]
 
 
 class Tmux:
@@ -96,6 +73,7 @@ class Tmux:
 
 @contextlib.contextmanager
 def terminal(columns: int = 80, lines: int = 24) -> Iterator[Tmux]:
+    need_tool("tmux")
     made = Tmux(columns, lines)
     socket = Path(made("display-message", "-p", "#{socket_path}").strip())
     try:
@@ -126,7 +104,7 @@ while True: pass"""
 
 def test_a_foreign_thread_is_named_on_each_page(lab: Lab) -> None:
     with burning(lab.second) as burner, terminal() as tmux:
-        tmux.run(lab.command("-d", "1"))
+        tmux.run(top(lab, "-d", "1"))
         lines = tmux.shows(r"^> tests/pod .* [0-9]+ ms ")
         assert len(lines) == 24
         assert max(map(len, lines)) <= 80
@@ -193,7 +171,7 @@ def becomes(tmux: Tmux, name: str) -> None:
 
 def test_the_whole_screen_of_80_columns_is_as_it_was(lab: Lab) -> None:
     with burning(lab.second), terminal() as tmux:
-        tmux.run(lab.command("-d", "1"))
+        tmux.run(top(lab, "-d", "1"))
         tmux.shows("^most: ")
         tmux.shows(r"^> tests/pod .* [0-9]+ ms ")
         becomes(tmux, "pods")
@@ -209,7 +187,7 @@ def test_a_reconcile_puts_a_moved_thread_back_after_y(lab: Lab) -> None:
     lab.node.start()
     try:
         with terminal() as tmux:
-            tmux.run(lab.command("-d", "1"))
+            tmux.run(top(lab, "-d", "1"))
             tmux.shows("^> tests/pod")
             tmux.press("r")
             tmux.shows("^y or n: set the masks of tests/pod")
@@ -248,7 +226,7 @@ def test_the_terminal_is_given_back(lab: Lab, number: int, code: int) -> None:
         tmux.type("clear")
         tmux.press("Enter")
         before = modes(tmux)
-        tmux.run(lab.command())
+        tmux.run(top(lab))
         tmux.shows("^> tests/pod")
         assert tmux("display-message", "-p", "#{alternate_on} #{cursor_flag}").split() == ["1", "0"]
         assert modes(tmux) != before
@@ -260,7 +238,7 @@ def test_the_terminal_is_given_back(lab: Lab, number: int, code: int) -> None:
 
 def test_it_stops_and_goes_on_and_follows_the_size(lab: Lab) -> None:
     with terminal() as tmux:
-        tmux.run(lab.command("-d", "1"))
+        tmux.run(top(lab, "-d", "1"))
         tmux.shows("^> tests/pod")
         tmux.press("C-z")
         wait(lambda: tmux("display-message", "-p", "#{alternate_on}").strip() == "0", "it does not stop")
@@ -284,7 +262,7 @@ def test_a_watcher_that_is_stopped_is_named_and_holds_up_no_key(lab: Lab) -> Non
     assert lab.node.watcher is not None
     pid = lab.node.watcher.pid
     with terminal() as tmux:
-        tmux.run(lab.command("-d", "1"))
+        tmux.run(top(lab, "-d", "1"))
         tmux.shows("^> tests/pod")
         lab.node.watcher.send_signal(signal.SIGSTOP)
         try:
@@ -312,7 +290,7 @@ def test_batch_prints_blocks_and_lines_of_json(lab: Lab) -> None:
     def both_name_the_burner() -> bool:
         """Not so where in an interval so many threads of a busy machine had more of the CPU that it is not listed."""
         nonlocal printed
-        ran = subprocess.run(lab.command("--batch", "-c", "2", "-d", "1"), env=lab.node.environment, timeout=PATIENCE,
+        ran = subprocess.run(top(lab, "--batch", "-c", "2", "-d", "1"), env=lab.node.environment, timeout=PATIENCE,
                              capture_output=True, text=True)
         assert (ran.returncode, ran.stderr) == (0, "")
         printed = ran.stdout
