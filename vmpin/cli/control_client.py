@@ -67,7 +67,7 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
     if not answer:
         raise WatcherError(f"{path}: the watcher hung up without an answer", hint)
     if not (answer.startswith(b"{") and answer.endswith(b"}\n")):  # it was killed meanwhile, or is another program
-        raise WatcherError(f"{path}: the answer is incomplete, or no watcher's: {answer[:40]!r}", hint)
+        _parsed(answer, path)
     if answer.startswith(b'{"error":'):
         refusal = _parsed(answer, path)
         raise UsageError(printable(refusal["error"]), printable(refusal.get("hint", "")))
@@ -79,7 +79,7 @@ def _parsed(answer: bytes, place: object) -> Document:
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(document := json.loads(answer), dict) and document:
             return document
-    raise WatcherError(f"{place}: the answer is no watcher's: {answer[:40]!r}",
+    raise WatcherError(f"{place}: the answer is incomplete, or no watcher's: {answer[:40]!r}",
                        "are vmpin and its watcher the same version?")
 
 
