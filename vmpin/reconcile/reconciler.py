@@ -8,8 +8,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -184,8 +183,10 @@ class Reconciler:
         vms += self._refreshed(sandbox for sandbox in self.place() if sandbox not in seen)
         operations: list[SetAffinity] = []
         for vm in vms:
-            with self._failures.recorded(vm.sandbox):
+            try:
                 operations += self._operations(vm.sandbox)
+            except Exception as err:
+                self._failures.record(vm.sandbox, err)
         counters = node_state.counters
         counters.contentions = node_state.drift_tracker.contended
         counters.contentions_by = node_state.drift_tracker.contended_by
@@ -217,9 +218,11 @@ class Reconciler:
         """Read the threads of sandboxes' VMs. :returns: the VMs whose threads could be read."""
         vms = []
         for sandbox in sandboxes:
-            with self._failures.recorded(sandbox):
+            try:
                 if (vm := self._refresh(sandbox)) is not None:
                     vms.append(vm)
+            except Exception as err:
+                self._failures.record(sandbox, err)
         return vms
 
     def _refresh(self, sandbox: SandboxId) -> Vm | None:
@@ -268,8 +271,10 @@ class Reconciler:
         node_state = self.node_state
         node_state.placement_cache.placements.pop(sandbox, None)
         results: list[Result] = []
-        with self._failures.recorded(sandbox):
+        try:
             results = self._restoration.restore(sandbox, partial(self._owned, sandbox), node_state.node.topology)
+        except Exception as err:
+            self._failures.record(sandbox, err)
         node_state.pinner.forget(sandbox)
         node_state.placement_cache.previous.pop(sandbox, None)
         node_state.changed = True
@@ -297,8 +302,10 @@ class Reconciler:
         """The operations by which `restore` would change masks now. Sets none."""
         operations: list[SetAffinity] = []
         for sandbox in sandboxes:
-            with self._failures.recorded(sandbox):
+            try:
                 operations += self._restoration.plan(sandbox, self._owned(sandbox), self.node_state.node.topology)
+            except Exception as err:
+                self._failures.record(sandbox, err)
         return operations
 
     def _owned(self, sandbox: SandboxId) -> list[tuple[VmThread, ThreadId]]:
@@ -323,14 +330,6 @@ class Failures:
     def __init__(self, recheck: Callable[[SandboxId], None]) -> None:
         self._recheck = recheck
         self._causes: dict[SandboxId, str] = {}  #: Why the last step of a sandbox failed.
-
-    @contextmanager
-    def recorded(self, sandbox: SandboxId) -> Iterator[None]:
-        """A step for one sandbox, whose exception is recorded and suppressed."""
-        try:
-            yield
-        except Exception as err:
-            self.record(sandbox, err)
 
     def record(self, sandbox: SandboxId, err: Exception) -> None:
         """Record a failed step (called in an except block); logged if the cause is not the last one."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from newcomers import Machine, by_name, sandbox, tids
@@ -46,6 +49,33 @@ def test_a_pass_without_changes_reads_masks_and_counts_threads_and_opens_no_file
     passes = [system_calls(machine.reconciler.resync) - bare for _ in range(SELDOM)]
     expected = {"sched_getaffinity": sum(len(tids(vmm)) for vmm in vmms), "stat": len(vmms)}
     assert sum(calls != expected for calls in passes) <= len(vmms), passes  # its turn comes once to each
+
+
+def _calls(do: Callable[[], object]) -> int:
+    """How many functions `do` calls, in Python or in C."""
+    calls = 0
+
+    def count(_: FrameType, event: str, function: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        do()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_pass_without_changes_calls_few_functions_for_a_vm(
+        machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.node_state.proc, "pids", list)
+    machine.reconciler.resync()
+    bare = min(_calls(machine.reconciler.resync) for _ in range(3))
+    vmms = [_vmm(machine, crowd, name) for name in "abc"]
+    _settle(machine, monkeypatch, *(vmm.pid for vmm in vmms))
+    masks = sum(len(tids(vmm)) for vmm in vmms)
+    assert min(_calls(machine.reconciler.resync) for _ in range(SELDOM)) - bare - masks <= 60 * len(vmms)
 
 
 def test_names_are_read_again_after_lost_events_and_else_seldom(
