@@ -4,6 +4,7 @@ Only the list of online CPUs is required. Kernels, architectures and hypervisors
 get defaults.
 """
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable
@@ -84,15 +85,16 @@ class Sysfs:
         for root in (f"{self.root}/fs/cgroup", f"{self.root}/fs/cgroup/unified"):
             if os.path.exists(f"{root}/cpuset.cpus.isolated"):
                 return cpu_list(f"{root}/cpuset.cpus.isolated") or EMPTY
-            if os.path.exists(f"{root}/cgroup.controllers"):
+            if "cpuset" in text_of(f"{root}/cgroup.controllers").split():
                 return self._isolated_below(root)
         return EMPTY
 
     def _isolated_below(self, parent: str) -> CpuSet:
         """The CPUs of valid isolated partitions, whose parents are the root or partitions themselves."""
-        isolated = EMPTY
-        for cgroup in names_in(parent):
-            path = f"{parent}/{cgroup}"
+        isolated, cgroups = EMPTY, list[str]()
+        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+            cgroups = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+        for path in cgroups:
             kind = text_of(f"{path}/cpuset.cpus.partition")
             if kind == "isolated":
                 isolated |= cpu_list(f"{path}/cpuset.cpus.effective") or EMPTY

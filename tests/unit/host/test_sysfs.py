@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from known_machines import MACHINES as PUBLIC
+from system_calls import system_calls
 from trees import DATA, make_tree, recorded
 
 from vmpin.cpuset import EMPTY, CpuSet
@@ -186,6 +187,9 @@ PARTITIONS = [
         fs/cgroup/e/f/cpuset.cpus.partition = isolated invalid
         fs/cgroup/e/f/cpuset.cpus.effective = 0""", "1,3"),
     ("fs/cgroup/cpuset/cpuset.cpus = 0-3\n", ""),
+    ("""fs/cgroup/unified/cgroup.controllers = hugetlb
+        fs/cgroup/unified/a/cpuset.cpus.partition = isolated
+        fs/cgroup/unified/a/cpuset.cpus.effective = 1""", ""),
 ]
 
 
@@ -200,6 +204,14 @@ def test_smt_that_is_switched_off_is_told_from_none(tmp_path: Path, control: str
 def test_isolated_partitions_count_on_every_kernel_that_has_them(tmp_path: Path, tree: str, isolated: str) -> None:
     make_tree(tmp_path, f"devices/system/cpu/online = 0-3\n{tree}")
     assert Sysfs(tmp_path).set_apart(CpuSet.parse("0-3"))[0] == CpuSet.parse(isolated)
+
+
+def test_partitions_are_looked_for_in_cgroups_and_not_in_files_beside_them(tmp_path: Path) -> None:
+    """It is done at every resync."""
+    files = "".join(f"fs/cgroup/cpu.stat{number} = 1\n" for number in range(9))
+    tree = "devices/system/cpu/online = 0-3\nfs/cgroup/cgroup.controllers = cpuset\n"
+    make_tree(tmp_path, f"{tree}fs/cgroup/a/cpuset.cpus.partition = member\n{files}")
+    assert system_calls(lambda: Sysfs(tmp_path).set_apart(CpuSet.parse("0-3")))["open"] == 4
 
 
 @pytest.mark.parametrize(("content", "why"), [
