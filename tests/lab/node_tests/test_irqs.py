@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cri_node import CriNode
 from network_node import NetworkSpace
+from real_containerd import Containerd
 
 from lab.node_tests.machines import Vmpin, Watcher, until
 from vmpin.cpuset import CpuSet
@@ -188,6 +190,39 @@ def test_what_the_kernel_refuses_is_shown_by_the_files_modes_or_by_its_errors() 
     assert errors
     assert by_mode == (set(errors) if os.environ["VMPIN_LAB_KERNEL"] == "6.12" else set())
     assert {*errors.values()} <= {errno.EIO, errno.EPERM}
+
+
+@pytest.mark.release
+def test_pods_claim_interrupts_and_open_cpus_by_annotations_that_a_real_runtime_reports() -> None:
+    """Without a VM: the owner of CPUs may be any pod."""
+    originals = masks()
+    row = next(row for row in FILES.interrupts().rows(b"-input.0") if row.irq is not None and FILES.node(row.irq) == 0)
+    assert row.irq is not None
+    number, claim = row.irq, {"irq-affinity.resource-policy.nri.io/container.main": f"claim: ['*{row.name}']"}
+    with Containerd() as containerd, CriNode(containerd) as node:
+        node.configure(node={"shared_pool": "0-1,4-7"}, irqs={"policy": "away", "honour": "crio,nri-plugins"},
+                       proof={"sample_seconds": 1})
+        node.connect()
+        first = containerd.pod("first", annotations=claim)
+        first.container("main", cpus="2")
+        until(lambda: FILES.mask(number) == CpuSet((2,)), lambda: f"{FILES.mask(number)}\n{node.log()}")
+        second = containerd.pod("second", annotations=claim | {"irq-load-balancing.crio.io": "housekeeping"})
+        second.container("main", cpus="3")
+
+        def shown() -> tuple[object, object]:
+            irqs = node.status()["features"]["irqs"]
+            return irqs["open"], irqs["claimed"]
+
+        until(lambda: shown() == ("3", [number]), lambda: f"{shown()}\n{node.log()}")
+        assert FILES.mask(number) == CpuSet((2,)), "the first keeps it"
+        assert FILES.mask(-1) == CpuSet.parse("0-1,3-7"), "the second's CPU takes interrupts"
+        first.remove()
+        until(lambda: FILES.mask(number) == CpuSet((3,)), lambda: f"{FILES.mask(number)}\n{node.log()}")
+        second.remove()
+        until(lambda: str(FILES.mask(number)) == originals[number], lambda: f"{FILES.mask(number)}\n{node.log()}")
+        node.stop()
+        assert node.cli("unpin", "--all").returncode == 0
+    assert masks() == originals
 
 
 @pytest.mark.release
