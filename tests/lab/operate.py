@@ -67,6 +67,7 @@ def operate(way: Deb | Wheel, vm: Vm, older: Path, newer: Path) -> None:
     step("hook", command, "install", "hook", "--hooks-dir", str(HOOKS))
     step("container", vm.container)
     check(older)
+    step("scheduling class", set_class, vm)
     placed = vm.masks()
     with CONFIG.open("a") as file:
         file.write(NEWER_SECTION)
@@ -188,6 +189,11 @@ class Vm:
         vcpus = {name.split(" ", 1)[1]: cpus for name, cpus in self.masks().items() if "/KVM" in name}
         return vcpus == {"CPU 0/KVM": "2", "CPU 1/KVM": "3"}
 
+    def classes(self) -> dict[str, int]:
+        """The scheduling class of each of its threads that has another one than SCHED_OTHER."""
+        found = {name: os.sched_getscheduler(tid) for tid, name in self.names().items()}
+        return {name: policy for name, policy in found.items() if policy != os.SCHED_OTHER}
+
     @contextlib.contextmanager
     def unchanged(self, masks: dict[str, str]) -> Iterator[None]:
         """Its masks are read again and again meanwhile. :raises AssertionError: when they were others."""
@@ -216,6 +222,28 @@ class Vm:
             "--runtime=crun", "run", "--rm", "--network=none", "--cgroups=disabled", "--log-driver=none",
             "--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096", "--rootfs", str(self._rootfs), "/bin/busybox",
             "true")
+
+
+def set_class(vm: Vm) -> None:
+    """The unit forbids real-time classes until a drop-in permits them. Afterwards all is as before."""
+    text, drop_in = CONFIG.read_text(), Path("/etc/systemd/system/vmpin.service.d/realtime.conf")
+    CONFIG.write_text(text.replace("#vcpu_class: other", "vcpu_class: fifo"))
+    systemctl("restart", "vmpin")
+    wait(lambda: "RestrictRealtime=yes" in command("status", Vm.sandbox, "-o", "json"), "a refusal")
+    assert not vm.classes()
+    assert "forbids real-time classes" in command("doctor", "vcpu-class", code=None)
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nRestrictRealtime=no\n")
+    systemctl("daemon-reload")
+    systemctl("restart", "vmpin")
+    wait(lambda: vm.classes() == dict.fromkeys(("CPU 0/KVM", "CPU 1/KVM"), os.SCHED_FIFO | os.SCHED_RESET_ON_FORK),
+         lambda: f"classes of vCPUs: {vm.classes()}")
+    assert command("doctor", "vcpu-class").startswith("ok ")
+    CONFIG.write_text(text)
+    shutil.rmtree(drop_in.parent)
+    systemctl("daemon-reload")
+    systemctl("restart", "vmpin")
+    wait(lambda: not vm.classes(), lambda: f"classes of vCPUs: {vm.classes()}")
 
 
 def check(build: Path, warned: bool = False) -> None:
