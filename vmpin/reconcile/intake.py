@@ -101,9 +101,11 @@ def _is_expected(view: "NodeView", call: "CallFacts") -> bool:
     """Whether a container of a settled VM is recorded, or has started, with the CPUs that its creation was requested
     with, or is removed after its end. What the runtime changes on the host for a container (vCPUs, cgroup), Kata
     changes at its creation, or with the end of its process."""
+    if not (call.removed or call.started or call.recorded) or not view.is_settled(call.pod):
+        return False
     sandbox = view.sandboxes.get(call.pod)
     record = None if sandbox is None else sandbox.containers.get(call.container)
-    if record is None or not view.is_settled(call.pod):
+    if record is None:
         return False
     if record.stopped:
         return call.removed
