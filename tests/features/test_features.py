@@ -28,7 +28,7 @@ CORE = ("config/test_config.py", "placement/test_placement.py", "reconcile/test_
 #: Tests of whole documents, screens and packages, which show what all features together add.
 WHOLE = ("packaged", "config/test_config_file.py", "doctor/test_doctor.py", "cli/test_hints.py", "cli/test_schemas.py",
          "cli/test_screens.py", "cli/test_pictures.py", "test_architecture.py", "test_docstrings.py", "test_floors.py",
-         "test_outside_numbers.py")
+         "test_loaded_modules.py", "test_outside_numbers.py")
 SCENARIO = """\
 topology: {online: "0-7", nodes: {0: "0-7"}}
 shared_pool: "0-1"

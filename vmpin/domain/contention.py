@@ -37,7 +37,7 @@ class _Contest:
     """A thread that is or was contested: its wanted mask when repairs stopped, the end of its rest (0: not resting),
     and how often repairs were stopped."""
 
-    __slots__ = ("count", "until", "wanted")  # a dataclass would delay the first pass (test_floors)
+    __slots__ = ("count", "until", "wanted")  # a dataclass would delay the first pass (test_loaded_modules)
 
     def __init__(self) -> None:
         self.wanted, self.until, self.count = EMPTY, 0.0, 0
