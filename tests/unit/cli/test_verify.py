@@ -139,7 +139,7 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(sandbox("a", thread())), ["--tolerate", "x"], 2, "--tolerate x: is not a percentage"),
 ])
 def test_what_was_looked_at(tmp_path: Path, document: dict[str, Any], args: list[str], code: int, text: str) -> None:
-    with watcher(tmp_path, json.dumps(document).encode()):
+    with watcher(tmp_path, json.dumps(document).encode() + b"\n"):
         done = verify(tmp_path, *args)
         assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done
         assert done.stdout.count("UNKNOWN OWNER") <= 1
