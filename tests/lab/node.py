@@ -266,6 +266,9 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+        for pipe in process.stdin, process.stdout:
+            if pipe is not None:
+                pipe.close()
 
 
 def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Path], serial: str) -> list[str]:
