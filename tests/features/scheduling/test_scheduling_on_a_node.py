@@ -20,23 +20,24 @@ from vmpin.features.scheduling.thread_class import class_of
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
 FIFO = rt("fifo:1")
-FIRST, SECOND = two_cpus()
 
 
 @pytest.fixture
 def vm(node: Node) -> Iterator[Qemu]:
     """Its vCPU 1 is alone on the second CPU; the others share the first one."""
     need_real_time()
-    node.configure(node={"shared_pool": FIRST}, scheduling={"vcpu_class": "fifo:1", "without_throttling": True})
+    node.configure(node={"shared_pool": two_cpus()[0]},
+                   scheduling={"vcpu_class": "fifo:1", "without_throttling": True})
     with Qemu(node.id("a"), vcpus=2, iothreads=["io1"]) as vm:
         yield vm
 
 
 def begin(node: Node, vm: Qemu) -> None:
+    first, second = two_cpus()
     node.start()
-    node.container(vm.sandbox, "web", SECOND)
-    node.container(vm.sandbox, "logs", FIRST)
-    node.wait_for_vcpus(vm.pid, {0: FIRST, 1: SECOND}, FIRST)
+    node.container(vm.sandbox, "web", second)
+    node.container(vm.sandbox, "logs", first)
+    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
     wait_for(vm, FIFO)
 
 
@@ -65,9 +66,10 @@ def test_a_vcpu_has_its_class_while_it_is_alone_and_no_longer(node: Node, vm: Qe
     text = node.cli("status", vm.sandbox).stdout
     assert "scheduling: the class of vCPU 1 is fifo:1 (scheduling.vcpu_class)" in text
     assert "vCPU 0 is not fifo:1: CPU" in node.cli("status", vm.sandbox, "--explain").stdout
-    node.container(vm.sandbox, "logs", SECOND)
+    first, second = two_cpus()
+    node.container(vm.sandbox, "logs", second)
     wait_for(vm, None)
-    node.container(vm.sandbox, "logs", FIRST)
+    node.container(vm.sandbox, "logs", first)
     wait_for(vm, FIFO)
     node.gone(vm.sandbox, "web")
     wait_for(vm, None)
