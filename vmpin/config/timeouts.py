@@ -49,6 +49,9 @@ class Timeouts:
     #: The proc connector is read only this often while more events come and none is of a followed process: a wake-up
     #: of the loop costs ten times what an event does. A new thread may be placed so much later then.
     events_calm: float = 0.002
+    #: The same on a node without VMs and shims, where only executed programs are reported: QEMU creates its second
+    #: thread 20 ms after its exec.
+    events_lull: float = 0.01
     events_turn: float = 0.002  #: For this long the loop's other work waits for events; the rest come after it.
     events_rest: float = 1.0  #: Of the time that events of no followed process took, the pause before the next.
     events_lost: float = 1.0  #: Between two full passes where events are lost again and again.

@@ -157,11 +157,16 @@ class ProcEventsFeed:
         """Handle a readable socket. During a storm of events the socket is polled instead."""
         now, began = time.perf_counter(), self._clock()
         count, relevant = self._handle(now)
-        storm = now - self._irrelevant_at < self._timeouts.events_calm and count > 0 and not relevant
+        storm = now - self._irrelevant_at < self._calm() and count > 0 and not relevant
         self._irrelevant_at = 0.0 if relevant else now
         if self._connector is not None and (self._waiting or storm):
             asyncio.get_running_loop().remove_reader(self._connector.fd)
             self._poll_later(self._connector, relevant, self._clock() - began)
+
+    def _calm(self) -> float:
+        """Seconds between two batches of a storm."""
+        times = self._timeouts
+        return times.events_calm if self._followed or self._followed is None else times.events_lull
 
     def _poll_later(self, connector: ProcConnector, relevant: bool, took: float) -> None:
         """Schedule the next batch: at once if events of followed processes may be waiting, otherwise after a pause in
@@ -169,7 +174,7 @@ class ProcEventsFeed:
         takes."""
         loop, rest = asyncio.get_running_loop(), 0.0 if relevant else self._timeouts.events_rest * took
         if not self._waiting and not self._more:
-            rest = max(rest, self._timeouts.events_calm)
+            rest = max(rest, self._calm())
         if rest:
             loop.call_later(rest, self._poll, connector)
         else:

@@ -158,10 +158,13 @@ async def test_a_new_vmm_is_reported_and_older_processes_are_read_by_a_full_pass
     assert not received.feed.source_health().up
 
 
-async def test_in_a_storm_of_other_processes_the_loop_wakes_rarely_and_no_event_is_lost(received: Received) -> None:
+@pytest.mark.parametrize("vms", [False, True])
+async def test_in_a_storm_of_other_processes_the_loop_wakes_rarely_and_no_event_is_lost(
+        received: Received, vms: bool) -> None:
     calm, connect = 0.05, Scripter()
-    received.make(Timeouts(events_calm=calm), connect=connect)
+    received.make(Timeouts(events_calm=calm if vms else 0.0, events_lull=0.0 if vms else calm), connect=connect)
     async with running(received):
+        received.feed._followed = frozenset({os.getpid()} if vms else ())
         assert connect.made is not None
         storm = sh("while :; do /bin/true; done")
         try:
