@@ -74,6 +74,14 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
     return answer
 
 
+def _is_whole(answer: bytes) -> bool:
+    """Whether an answer without the line break that ends a watcher's is JSON."""
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(answer)
+        return True
+    return False
+
+
 def _parsed(answer: bytes, place: object) -> Document:
     """An answer as data. :raises WatcherError: it is no JSON object, or an empty one."""
     with contextlib.suppress(ValueError, RecursionError):
