@@ -5,22 +5,33 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from vmpin.config.settings import Config
+from vmpin.domain.model import SandboxId
 from vmpin.feature import features, present
 from vmpin.pinning.apply import Result
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 
 logger = logging.getLogger(__name__)
 
 
 def give_all_back(reconciler: Reconciler) -> list[Result]:
-    """Restore the original masks of all threads, and suspend all sandboxes. A second call restores those of threads
-    that have appeared since, and masks that were refused."""
-    return reconciler.unpin(reconciler.node_state.all_sandboxes(), leaving=True)
+    """Restore the original masks of all threads, have features give back what they changed of these (what they could
+    not is left to `forget`), and suspend all sandboxes. A second call restores those of threads that have appeared
+    since, and masks that were refused."""
+    sandboxes = reconciler.node_state.all_sandboxes()
+    results = reconciler.unpin(sandboxes, leaving=True)
+    settle(reconciler.view, sandboxes)  # before guests are asked, which takes seconds
+    return results
+
+
+def settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
+    """Have features give back what they changed of sandboxes. :returns: whether all of that was possible."""
+    return all([part(view, sandboxes) for part in present(feature.settle for feature in features())])
 
 
 def forget(config: Config, reconciler: Reconciler) -> bool:

@@ -13,9 +13,11 @@ from real_node import Node
 from real_qemu import Qemu
 from waiting import wait
 
+from vmpin.config.loading import load
 from vmpin.features.scheduling.class_setter import RESTING
 from vmpin.features.scheduling.sched_class import SchedClass
 from vmpin.features.scheduling.thread_class import class_of
+from vmpin.reconcile import one_pass
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
@@ -147,3 +149,11 @@ def test_a_killed_watcher_is_followed_by_one_that_goes_on(node: Node, vm: Qemu) 
     wait_for(vm, rt("rr:2"))
     assert node.data("unpin", "--all")["gone"]
     wait_for(vm, None)
+
+
+def test_vcpus_with_their_former_masks_have_their_former_class_before_guests_are_asked(node: Node, vm: Qemu) -> None:
+    begin(node, vm)
+    node.kill()
+    shown: list[dict[int, SchedClass | None]] = []
+    one_pass.leave(load(node.config, {}, {}), lambda view: shown.append(classes(vm)))
+    assert shown == [{}]
