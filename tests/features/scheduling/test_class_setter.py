@@ -207,7 +207,7 @@ def test_the_threads_of_chosen_sandboxes_alone_are_given_back(kept: Kept) -> Non
 
 def test_threads_of_sandboxes_that_keep_what_they_have_are_not_given_back(kept: Kept) -> None:
     kept.settle("fifo:1")
-    kept.setter.settle({}, (), lambda sandbox: True)
+    kept.setter.settle({}, (), lambda *_: True)
     assert kept.shown[0] == FIFO
     assert kept.path.exists()
 

@@ -62,7 +62,7 @@ def test_what_floats_shares_or_is_not_placed_is_not_alone() -> None:
     assert whys(shared, 1, ("1", False)) == ["CPU 1 is not exclusive to its pod"]
     assert whys(Policy.of({"vcpus": "off"}), 1, ("4", True), ("0-1", False)) == ["its mask is not set"]
     assert whys(shared, 2, ("4", True)) == ["vCPU 1 may run on CPU 4", "vCPU 0 may run on CPU 4"]
-    assert whys(shared, 1, ("4", True), collided="4") == ["another pod may use CPU 4, too"]
+    assert whys(shared, 1, ("4", True), collided="4") == ["another sandbox may use CPU 4, too"]
 
 
 @given(kubelet_worlds() | hostile_worlds())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,7 +146,7 @@ def test_masks_that_are_not_as_placed_and_collisions_keep_the_class_away(tmp_pat
     vm.view.ownership = own._replace(claims={**own.claims, SandboxId("db"): own.claims[SHOP]})
     vm.part.after_pass()
     assert thread.shown == OTHER
-    assert vm.members()["vcpus"][0]["why"] == f"another pod may use CPU {CPU}, too"
+    assert vm.members()["vcpus"][0]["why"] == f"another sandbox may use CPU {CPU}, too"
 
 
 def test_two_threads_of_one_vcpu_number_have_no_class(tmp_path: Path, thread: OwnThread) -> None:
@@ -180,6 +181,52 @@ def test_threads_keep_their_class_until_the_runtime_has_listed_their_sandbox(
     again.view.unmanaged, again.view.placements = {}, {SHOP: placement}
     again.resync()
     assert thread.shown == rt("fifo:1")
+
+
+@pytest.mark.parametrize("because", ["unmanaged", "unlisted"])
+@pytest.mark.parametrize("anew", ["floats", "another pod's CPU"])
+def test_a_vcpu_of_which_little_is_known_keeps_no_class_where_other_threads_may_run(
+        tmp_path: Path, thread: OwnThread, because: str, anew: str) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.part.begin()
+    again = Vm(tmp_path, thread, vcpu_class="fifo:1", privileged_namespaces="telecom" if because == "unlisted" else "")
+    placement = again.view.placements.pop(SHOP)
+    again.view.unmanaged = {SHOP: "its containers are not known yet"} if because == "unmanaged" else {}
+    own = again.view.ownership
+    if anew == "floats":
+        if len(os.sched_getaffinity(0)) == 1:
+            pytest.skip("needs two CPUs")
+        os.sched_setaffinity(thread.tid, os.sched_getaffinity(0))
+    else:
+        again.view.ownership = own._replace(claims={SandboxId("db"): own.claims[SHOP]})
+    again.part.begin()
+    assert thread.shown == OTHER
+    assert placement.vcpus[0].cpus == CpuSet((CPU,))
+
+
+def test_refused_masks_count_from_the_pass_on_in_which_the_vm_is_placed_anew(
+        tmp_path: Path, thread: OwnThread) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.place(exclusive=False)
+    vm.part.begin()
+    vm.view.refusals = lambda sandbox: ["not permitted"]
+    vm.place()
+    vm.part.after_pass()
+    assert thread.shown == OTHER
+
+
+def test_two_sandboxes_of_one_pod_on_one_cpu_have_no_class(tmp_path: Path, thread: OwnThread) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.part.begin()
+    own, before = vm.view.ownership, SandboxId("shop-before")
+    vm.view.ownership = own._replace(claims={**own.claims, before: own.claims[SHOP]},
+                                     pods={SHOP: "uid", before: "uid"})
+    vm.resync()
+    assert thread.shown == rt("fifo:1"), "the former one has ended"
+    vm.view.vms[before] = vm.view.vms[SHOP]
+    vm.resync()
+    assert thread.shown == OTHER
+    assert vm.members()["vcpus"][0]["why"] == f"another sandbox may use CPU {CPU}, too"
 
 
 def run_pod(value: str, namespace: str) -> NriEvent:

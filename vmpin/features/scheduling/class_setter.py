@@ -28,6 +28,7 @@ NOT_PERMITTED = ("the kernel refuses it (EPERM): RestrictRealtime=yes in the wat
 
 Records = Mapping[ThreadId, ClassRecord]
 Choose = Callable[[SandboxId], bool]
+Keeps = Callable[[SandboxId, ThreadId], bool]
 
 
 class ClassSetter:
@@ -57,10 +58,10 @@ class ClassSetter:
         self._contention.retry_now()
 
     def settle(self, wanted: Mapping[ThreadId, LoneVcpu], looked: Iterable[ThreadId],
-               keeps: Choose = lambda sandbox: False) -> None:
+               keeps: Keeps = lambda *_: False) -> None:
         """Set the classes of those wanted threads that are to be `looked` at, and give back those of all threads that
         are not wanted any more.
-        :param keeps: chooses sandboxes whose threads keep what they have.
+        :param keeps: chooses threads, by their sandbox and id, that keep what they have.
         :raises OSError: classes cannot be read, or the records not be read or saved: then none is set."""
         looked = set(looked)
         self.why = {thread: why for thread, why in self.why.items() if thread in wanted and thread not in looked}
@@ -81,7 +82,7 @@ class ClassSetter:
             logger.info("class %s sandbox=%s vcpus=%s class=%s was=%s", "repaired" if repaired else "set", sandbox,
                         ",".join(map(str, vcpus)), choice, was.describe())
 
-    def planned(self, wanted: Mapping[ThreadId, LoneVcpu], keeps: Choose) -> ClassPlan:
+    def planned(self, wanted: Mapping[ThreadId, LoneVcpu], keeps: Keeps) -> ClassPlan:
         """The changes that `settle` would make, as if all masks were as placed. Changes nothing.
         :raises OSError: classes cannot be read, or the records."""
         threads = {*wanted, *self._unwanted(wanted, keeps)}
@@ -92,7 +93,8 @@ class ClassSetter:
         :returns: False where not all of that was possible: the file then has the rest, and a damaged one stays aside.
         """
         try:
-            now = {thread: class_of(thread.tid) for thread in self._unwanted({}, lambda sandbox: not chosen(sandbox))}
+            given = self._unwanted({}, lambda sandbox, _: not chosen(sandbox))
+            now = {thread: class_of(thread.tid) for thread in given}
         except OSError as err:
             logger.error("not given back: the classes of vCPUs: %s", err)
             return False
@@ -106,9 +108,9 @@ class ClassSetter:
                          damaged)
         return done and not damaged
 
-    def _unwanted(self, wanted: Mapping[ThreadId, LoneVcpu], keeps: Choose) -> list[ThreadId]:
+    def _unwanted(self, wanted: Mapping[ThreadId, LoneVcpu], keeps: Keeps) -> list[ThreadId]:
         return [thread for thread, record in self.records.items()
-                if thread not in wanted and not keeps(record.sandbox)]
+                if thread not in wanted and not keeps(record.sandbox, thread)]
 
     def _save(self, records: Records) -> None:
         if records != self.records or (records and not self._file.path.exists()):

@@ -15,7 +15,7 @@ from vmpin.domain.sandbox_placement import Placement, VcpuPlacement
 def why_not_alone(place: VcpuPlacement, placement: Placement, exclusive: CpuSet, collided: CpuSet,
                   policy: Policy) -> str:
     """Why a vCPU is not alone on an exclusive CPU; "" if it is.
-    :param exclusive: the exclusive CPUs of its pod. :param collided: CPUs that another pod may use, too."""
+    :param exclusive: the exclusive CPUs of its pod. :param collided: CPUs that another sandbox may use, too."""
     if place.cpus is None:
         return "its mask is not set"
     if len(place.cpus) != 1:
@@ -24,7 +24,7 @@ def why_not_alone(place: VcpuPlacement, placement: Placement, exclusive: CpuSet,
     if cpu not in exclusive:
         return f"CPU {cpu} is not exclusive to its pod"
     if cpu in collided:
-        return f"another pod may use CPU {cpu}, too"
+        return f"another sandbox may use CPU {cpu}, too"
     others = [f"vCPU {other.id}" for other in placement.vcpus
               if other.id != place.id and (other.cpus is None or cpu in other.cpus)]
     rules: dict[str, list[str]] = {}

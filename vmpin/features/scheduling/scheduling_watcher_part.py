@@ -19,6 +19,7 @@ from vmpin.features.scheduling.pod_choices import PodChoices
 from vmpin.features.scheduling.sched_class import SchedClass, parse_class
 from vmpin.features.scheduling.scheduling_settings import SchedulingSettings
 from vmpin.features.scheduling.thread_class import class_of, why_unlimited
+from vmpin.host import affinity
 from vmpin.placement.ownership import Ownership, find_collisions
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.nri_events import NriEvent, Synced
@@ -81,7 +82,8 @@ class NodeScheduling:
         view, ownership = self._view, self._view.ownership
         anew = ownership is not self._ownership
         if everything or anew:
-            collided = CpuSet(collision.cpu for collision in find_collisions(ownership, view.vms.keys()))
+            collided = self._owned_twice(ownership) | CpuSet(
+                collision.cpu for collision in find_collisions(ownership, view.vms.keys()))
             anew |= collided != self._collided
             self._ownership, self._collided = ownership, collided
         decided, changed = {}, set()
@@ -89,15 +91,25 @@ class NodeScheduling:
             if (vm := view.vms.get(sandbox)) is None:
                 continue
             threads, wanted, lone = vm.vmm.threads, self.choices.of(sandbox).wanted, self._decided.get(sandbox)
-            refused = (next(iter(view.refusals(sandbox)), "") if everything or lone is None else lone.refused)
-            if (lone is None or anew or lone.placement is not placement or lone.vm_threads is not threads
-                    or lone.wanted != wanted or lone.refused != refused):
+            same = (lone is not None and not anew and lone.placement is placement and lone.vm_threads is threads
+                    and lone.wanted == wanted)
+            refused = lone.refused if lone is not None and same and not everything else next(
+                iter(view.refusals(sandbox)), "")
+            if lone is None or not same or lone.refused != refused:
                 lone = self._lone(sandbox, placement, threads, wanted, refused)
                 changed.add(sandbox)
             decided[sandbox] = lone
         changed |= self._decided.keys() - decided.keys()
         self._decided = decided
         return changed
+
+    def _owned_twice(self, ownership: Ownership) -> CpuSet:
+        """The exclusive CPUs of more than one VM: a pod whose sandbox is created again has two for a while."""
+        owned = twice = EMPTY
+        for sandbox in self._view.vms.keys() & ownership.claims.keys():
+            cpus = ownership.claims[sandbox].cpus
+            owned, twice = owned | cpus, twice | owned & cpus
+        return twice
 
     def _lone(self, sandbox: SandboxId, placement: Placement, vm_threads: Mapping[int, VmThread],
               wanted: SchedClass | None, refused: str) -> LoneVcpus:
@@ -123,10 +135,14 @@ class NodeScheduling:
         return {} if self._stopped else {
             thread: lone for decided in self._decided.values() for thread, lone in decided.threads.items()}
 
-    def _keeps(self, sandbox: SandboxId) -> bool:
-        """Whether the threads of a sandbox, of which nothing is known yet, keep their classes, as they keep masks."""
+    def _keeps(self, sandbox: SandboxId, thread: ThreadId) -> bool:
+        """Whether a thread of a sandbox of which nothing is known yet keeps its class, as it keeps its mask: where
+        that is one CPU, and no other pod's."""
         unknown = self._unlisted and not self.choices.annotated(sandbox)
-        return not self._stopped and (unknown or sandbox in self._view.unmanaged)
+        if self._stopped or not (unknown or sandbox in self._view.unmanaged):
+            return False
+        mask = affinity.get(thread.tid)
+        return mask is not None and len(mask) == 1 and not self._view.ownership.foreign(sandbox) & CpuSet(mask)
 
     # Passes
 
