@@ -318,3 +318,19 @@ def test_without_a_watcher_the_classes_of_unpinned_sandboxes_are_given_back(tmp_
     assert thread.shown == rt("fifo:1")
     assert FEATURE.settle(vm.view, [SHOP])
     assert thread.shown == OTHER
+
+
+def test_a_dry_run_of_leaving_lists_the_classes_that_would_be_given_back(tmp_path: Path, thread: OwnThread) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    assert FEATURE.giving_back is not None
+    assert FEATURE.giving_back(vm.config) == []
+    part = watched(vm)
+    assert part is not None
+    assert part.begin is not None
+    part.begin()
+    assert FEATURE.giving_back(vm.config) == [
+        f"sandbox shop: give back the class of thread {thread.tid}: other, was fifo:1"]
+    vm.path.write_text("damaged")
+    assert FEATURE.giving_back(vm.config) == []
+    assert vm.path.exists(), "a dry run sets no file aside"
+    assert thread.shown == rt("fifo:1")

@@ -33,10 +33,10 @@ def _class(values: Any) -> SchedClass:
 
 
 class ClassFile(SealedFile[dict[ThreadId, ClassRecord]]):
-    """:param boot_id: a file of another boot has no thread of this one."""
+    """:param boot_id: a file of another boot has no thread of this one. :param aside: as for `SealedFile`."""
 
-    def __init__(self, path: Path, boot_id: str) -> None:
-        super().__init__(path, FileForm(VERSION, _parse, _data, "vCPUs whose class was set keep it"), boot_id)
+    def __init__(self, path: Path, boot_id: str, aside: bool = True) -> None:
+        super().__init__(path, FileForm(VERSION, _parse, _data, "vCPUs whose class was set keep it"), boot_id, aside)
 
     def load(self) -> dict[ThreadId, ClassRecord]:
         """Return what was saved last; nothing without a file. :raises OSError: it cannot be read."""

@@ -42,17 +42,27 @@ def _has_records(config: Config) -> bool:
     return path.exists() or path.with_name(f"{path.name}.bad").exists()
 
 
-def _setter(config: Config) -> ClassSetter:
+def _setter(config: Config, aside: bool = True) -> ClassSetter:
     from vmpin.features.scheduling.class_file import ClassFile
     from vmpin.features.scheduling.class_setter import ClassSetter
     from vmpin.host.procfs import Procfs
 
     proc = Procfs(config.paths.proc)
-    return ClassSetter(proc, ClassFile(_path(config), proc.boot_id()), config.contention_rules)
+    return ClassSetter(proc, ClassFile(_path(config), proc.boot_id(), aside), config.contention_rules)
 
 
 def _give_back(config: Config) -> bool:
     return not _has_records(config) or _setter(config).give_back()
+
+
+def _giving_back(config: Config) -> list[str]:
+    if not _has_records(config):
+        return []
+    try:
+        decided = _setter(config, aside=False).planned({}, lambda *_: False)
+    except OSError as err:
+        return [f"the classes of vCPUs cannot be read: {err.strerror}"]
+    return [change.describe() for change in decided.backs]
 
 
 def _settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
@@ -123,5 +133,5 @@ def _checks() -> Sequence[Check]:
 
 
 FEATURE = Feature(name="scheduling", sections=_sections, fixed_sections=("scheduling",), files=_files,
-                  give_back=_give_back, settle=_settle, watch=_watch, verify=_verify, lines=_lines,
-                  sentences=_sentences, facts=_facts, checks=_checks)
+                  give_back=_give_back, giving_back=_giving_back, settle=_settle, watch=_watch, verify=_verify,
+                  lines=_lines, sentences=_sentences, facts=_facts, checks=_checks)
