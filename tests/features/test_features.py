@@ -48,7 +48,7 @@ class WithoutFeature:
         for part in PARTS:
             source, target = ROOT / part, self.root / part
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns(".pytest_cache"))
             elif source.exists():
                 target.parent.mkdir(exist_ok=True)
                 shutil.copy2(source, target)
