@@ -156,7 +156,8 @@ class Feature(Parts):
     #: Gives back what it has changed on the node when vmpin leaves it. Called with the run directory's lock held;
     #: False where not all of that was possible, so that its files stay.
     give_back: Callable[[Config], bool] | None = None
-    #: Gives back what it has changed of sandboxes that a command without a watcher has unpinned, or placed anew.
+    #: Gives back what it has changed of sandboxes that a command without a watcher has unpinned, or placed anew, and
+    #: when vmpin leaves the node, before guests are asked to drop their maps.
     #: Called with the run directory's lock held; False where not all of that was possible.
     settle: Callable[[NodeView, Collection[SandboxId]], bool] | None = None
     #: Sentences on what `give_back` would change, for dry runs; the lock may be another process's.

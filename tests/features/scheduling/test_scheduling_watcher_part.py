@@ -22,11 +22,13 @@ from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.feature import WatcherPart
+from vmpin.features.scheduling import scheduling_watcher_part
 from vmpin.features.scheduling.class_file import ClassFile
 from vmpin.features.scheduling.class_setter import ClassSetter
 from vmpin.features.scheduling.manifest import FEATURE
 from vmpin.features.scheduling.pod_choices import ANNOTATION
 from vmpin.features.scheduling.sched_class import SchedClass
+from vmpin.features.scheduling.scheduling_text import compared_lines, misplaced
 from vmpin.features.scheduling.scheduling_watcher_part import NodeScheduling
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Node, ownership
@@ -318,6 +320,22 @@ def test_without_a_watcher_the_classes_of_unpinned_sandboxes_are_given_back(tmp_
     assert thread.shown == rt("fifo:1")
     assert FEATURE.settle(vm.view, [SHOP])
     assert thread.shown == OTHER
+
+
+def test_a_class_that_cannot_be_read_is_shown_as_wrong(
+        tmp_path: Path, thread: OwnThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.part.begin()
+
+    def forbidden(tid: int) -> SchedClass:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(scheduling_watcher_part, "class_of", forbidden)
+    assert vm.members()["vcpus"] == [
+        {"vcpu": 0, "class": None, "ok": False, "why": "its class cannot be read: Permission denied"}]
+    sandbox = {"id": SHOP, "pod": None, "scheduling": vm.members()}
+    assert compared_lines([sandbox], misplaced([sandbox])) == [
+        "vCPU 0 of shop has the class unknown, and not fifo:1: its class cannot be read: Permission denied"]
 
 
 def test_a_dry_run_of_leaving_lists_the_classes_that_would_be_given_back(tmp_path: Path, thread: OwnThread) -> None:

@@ -32,8 +32,8 @@ def sentences(sandbox: Mapping[str, Any]) -> Iterator[str]:
 
 def misplaced(sandboxes: Iterable[Mapping[str, Any]]) -> list[dict[str, object]]:
     """The vCPUs that have another class than they should have."""
-    return [{"sandbox": sandbox["id"], "vcpu": vcpu["vcpu"], "wanted": entry["class"], "actual": vcpu["class"],
-             "why": vcpu["why"]}
+    return [{"sandbox": sandbox["id"], "vcpu": vcpu["vcpu"], "wanted": entry["class"],
+             "actual": vcpu["class"] or "unknown", "why": vcpu["why"]}
             for sandbox in sandboxes if (entry := sandbox.get("scheduling")) for vcpu in entry["vcpus"]
             if not vcpu["ok"]]
 

@@ -209,8 +209,13 @@ class NodeScheduling:
         threads = {lone.vcpu: thread for thread, lone in decided.threads.items()}
         for vcpu, why in decided.whys.items():
             thread = threads.get(vcpu)
-            actual = None if thread is None else class_of(thread.tid)
+            actual, unread = None, ""
             if thread is not None:
-                why = self._stopped or self._setter.why.get(thread, "")
-            yield {"vcpu": vcpu, "class": None if actual is None else str(actual),
-                   "ok": thread is None or bool(self._stopped) or actual in (None, decided.wanted), "why": why}
+                try:
+                    actual = class_of(thread.tid)
+                except OSError as err:
+                    unread = f"its class cannot be read: {err.strerror}"
+                why = self._stopped or unread or self._setter.why.get(thread, "")
+            good = not unread and (thread is None or actual in (None, decided.wanted))
+            yield {"vcpu": vcpu, "class": None if actual is None else str(actual), "ok": bool(self._stopped) or good,
+                   "why": why}
