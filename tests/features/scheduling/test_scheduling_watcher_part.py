@@ -22,13 +22,13 @@ from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.feature import WatcherPart
-from vmpin.features.scheduling import scheduling_watcher_part
+from vmpin.features.scheduling import class_setter, scheduling_watcher_part
 from vmpin.features.scheduling.class_file import ClassFile
 from vmpin.features.scheduling.class_setter import ClassSetter
 from vmpin.features.scheduling.manifest import FEATURE
 from vmpin.features.scheduling.pod_choices import ANNOTATION
 from vmpin.features.scheduling.sched_class import SchedClass
-from vmpin.features.scheduling.scheduling_text import compared_lines, misplaced
+from vmpin.features.scheduling.scheduling_text import compared_lines, misplaced, sentences
 from vmpin.features.scheduling.scheduling_watcher_part import NodeScheduling
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Node, ownership
@@ -336,6 +336,30 @@ def test_a_class_that_cannot_be_read_is_shown_as_wrong(
     sandbox = {"id": SHOP, "pod": None, "scheduling": vm.members()}
     assert compared_lines([sandbox], misplaced([sandbox])) == [
         "vCPU 0 of shop has the class unknown, and not fifo:1: its class cannot be read: Permission denied"]
+
+
+def test_a_class_that_is_not_given_back_is_shown_as_wrong(
+        tmp_path: Path, thread: OwnThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.part.begin()
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(class_setter, "set_class", refused)
+    vm.place(exclusive=False)
+    vm.part.after_pass()
+    assert thread.shown == rt("fifo:1")
+    why = f"its former class is not given back yet, although it may run on CPUs {CPU},{POOL}"
+    assert vm.members()["vcpus"] == [{"vcpu": 0, "class": "fifo:1", "ok": False, "why": why}]
+    sandbox = {"id": SHOP, "pod": None, "scheduling": vm.members()}
+    assert [*sentences(sandbox)] == [f"the class of vCPU 0 is fifo:1: {why}"]
+    assert compared_lines([sandbox], misplaced([sandbox])) == [
+        f"vCPU 0 of shop has the class fifo:1, and not its former class: {why}"]
+    monkeypatch.undo()
+    vm.resync()
+    assert thread.shown == OTHER
+    assert vm.members()["vcpus"][0]["ok"]
 
 
 def test_a_dry_run_of_leaving_lists_the_classes_that_would_be_given_back(tmp_path: Path, thread: OwnThread) -> None:

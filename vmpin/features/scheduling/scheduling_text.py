@@ -19,7 +19,9 @@ def sentences(sandbox: Mapping[str, Any]) -> Iterator[str]:
     by = "its annotation" if entry["annotated"] else "scheduling.vcpu_class"
     groups: dict[str, list[int]] = {}
     for vcpu in entry["vcpus"]:
-        if vcpu["why"]:
+        if not vcpu["ok"] and vcpu["class"] == entry["class"]:
+            text = f"{entry['class']}: {vcpu['why']}"
+        elif vcpu["why"]:
             text = f"not {entry['class']}: {vcpu['why']}" if vcpu["class"] in (None, entry["class"]) else (
                 f"{vcpu['class']}, not {entry['class']}: {vcpu['why']}")
         else:
@@ -32,7 +34,8 @@ def sentences(sandbox: Mapping[str, Any]) -> Iterator[str]:
 
 def misplaced(sandboxes: Iterable[Mapping[str, Any]]) -> list[dict[str, object]]:
     """The vCPUs that have another class than they should have."""
-    return [{"sandbox": sandbox["id"], "vcpu": vcpu["vcpu"], "wanted": entry["class"],
+    return [{"sandbox": sandbox["id"], "vcpu": vcpu["vcpu"],
+             "wanted": entry["class"] if vcpu["class"] != entry["class"] else "its former class",
              "actual": vcpu["class"] or "unknown", "why": vcpu["why"]}
             for sandbox in sandboxes if (entry := sandbox.get("scheduling")) for vcpu in entry["vcpus"]
             if not vcpu["ok"]]

@@ -3,6 +3,7 @@ all, and has the classes set and given back."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -205,10 +206,30 @@ class NodeScheduling:
                                "annotated": self.choices.annotated(state.id), "ignored": choice.ignored,
                                "vcpus": [*self._vcpus(decided)] if decided else []}}
 
+    def _left(self, decided: LoneVcpus) -> dict[VcpuId, SchedClass]:
+        """The classes of vmpin's that vCPUs have which are not alone: the kernel refused to give the former one back.
+        """
+        left = dict[VcpuId, SchedClass]()
+        with contextlib.suppress(OSError):
+            records = self._setter.records
+            for thread in decided.vm_threads.values():
+                record = records.get(thread.id)
+                if record is None or thread.vcpu is None or thread.id in decided.threads:
+                    continue
+                its = class_of(thread.id.tid)
+                if its in record.written and its is not None and its != record.original:
+                    left[thread.vcpu] = its
+        return left
+
     def _vcpus(self, decided: LoneVcpus) -> Iterator[dict[str, object]]:
         threads = {lone.vcpu: thread for thread, lone in decided.threads.items()}
+        left = self._left(decided)
         for vcpu, why in decided.whys.items():
             thread = threads.get(vcpu)
+            if vcpu in left:
+                yield {"vcpu": vcpu, "class": str(left[vcpu]), "ok": False,
+                       "why": f"its former class is not given back yet, although {why}"}
+                continue
             actual, unread = None, ""
             if thread is not None:
                 try:
