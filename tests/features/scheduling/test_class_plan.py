@@ -40,9 +40,13 @@ def test_another_programs_class_is_replaced_while_it_is_wanted_and_kept_afterwar
     assert (after.backs, after.records) == ((), {})
 
 
-def test_a_thread_that_has_the_class_already_has_no_record() -> None:
-    plan = plan_classes({A: lone()}, {A: FIFO1}, {})
-    assert (plan.sets, plan.records) == ((), {})
+def test_a_class_of_vmpins_without_a_record_had_the_class_other_before() -> None:
+    same = plan_classes({A: lone()}, {A: FIFO1}, {})
+    assert (same.sets, same.records) == ((), {A: ClassRecord(SHOP, OTHER, (FIFO1,))})
+    other = plan_classes({A: lone(RR2)}, {A: FIFO1}, {})
+    assert other.records == {A: ClassRecord(SHOP, OTHER, (FIFO1, RR2))}
+    inherited = SchedClass(1, 1)  # as chrt sets it
+    assert plan_classes({A: lone()}, {A: inherited}, {}).records == {A: ClassRecord(SHOP, inherited, (FIFO1,))}
 
 
 def test_a_thread_that_was_not_read_is_left_as_it_is() -> None:
@@ -133,7 +137,7 @@ def test_in_any_order_of_events_originals_come_back_and_other_programs_classes_s
             machine.classes[thread] = its
             machine.foreign.add(thread)
             if thread not in machine.file:
-                machine.originals[thread] = its
+                machine.originals[thread] = OTHER if its.reset else its
     kept = {thread: machine.classes[thread] for thread in machine.foreign}
     machine.make_pass(100)
     for thread, wanted in machine.wanted.items():

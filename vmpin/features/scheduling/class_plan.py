@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId, ThreadId
-from vmpin.features.scheduling.sched_class import SchedClass
+from vmpin.features.scheduling.sched_class import FIFO, RR, SchedClass
 
 
 class LoneVcpu(NamedTuple):
@@ -64,12 +64,14 @@ def plan_classes(wanted: Mapping[ThreadId, LoneVcpu], now: Mapping[ThreadId, Sch
             continue
         if lone is not None:
             if current != lone.wanted:
-                record = record or ClassRecord(lone.sandbox, current)
                 sets.append(SetClass(lone.sandbox, thread, lone.vcpu, lone.wanted, current))
-            if record is not None:
-                # Setting it may fail: the class that is set now has to stay in the record.
-                last = (current,) if current in record.written else record.written[-1:]
-                records[thread] = record._replace(written=tuple(dict.fromkeys((*last, lone.wanted))))
+            if record is None:
+                # No VMM sets a real-time class with RESET_ON_FORK: it is vmpin's, and its record was lost.
+                lost = current.policy in (FIFO, RR) and current.reset
+                record = ClassRecord(lone.sandbox, SchedClass(0) if lost else current, (current,) * lost)
+            # Setting it may fail: the class that is set now has to stay in the record.
+            last = (current,) if current in record.written else record.written[-1:]
+            records[thread] = record._replace(written=tuple(dict.fromkeys((*last, lone.wanted))))
         elif record is not None and current in record.written and current != record.original:
             records[thread] = record
             backs.append(SetClass(record.sandbox, thread, None, record.original, current))
