@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,9 +191,9 @@ class FileFeed:
         loop = asyncio.get_running_loop()
         self._mask = inotify.IN_MODIFY | inotify.IN_MOVED_TO | inotify.IN_DELETE
         self._inotify = watch = inotify.Inotify()
-        self.watch(self._wanted)
-        loop.add_reader(watch.fd, self._read, watch)
         try:
+            self.watch(self._wanted)
+            loop.add_reader(watch.fd, self._read, watch)
             await asyncio.Event().wait()
         finally:
             loop.remove_reader(watch.fd)
@@ -204,15 +204,18 @@ class FileFeed:
                 self._due.cancel()
                 self._due = None  # else nothing would be reported after a restart
 
-    def watch(self, paths: Iterable[Path]) -> None:
-        """Watch these paths alone. One that does not exist is left out until the next call."""
+    def watch(self, paths: Iterable[Path], again: Set[Path] = frozenset()) -> None:
+        """Watch these paths alone. One that does not exist is left out until the next call.
+        :param again: those of them that may be other files by now: the end of a cgroup is not reported."""
         wanted = self._wanted = set(paths)
         if self._inotify is None:
             return
         for path in self.watched.keys() - wanted:
             self._inotify.unwatch(self.watched.pop(path))
-        for path in wanted - self.watched.keys():
-            number = self._inotify.watch(path, self._mask)
+        for path in wanted - (self.watched.keys() - again):
+            number, before = self._inotify.watch(path, self._mask), self.watched.pop(path, None)
+            if before is not None and before != number:
+                self._inotify.unwatch(before)
             if number is not None:
                 self.watched[path] = number
 
@@ -233,7 +236,12 @@ class FileFeed:
     def _report(self, since: float) -> None:
         self._due = None
         written, self._written = self._written, set()
-        self._changed(written, since)
+        try:
+            self._changed(written, since)
+        except Exception:
+            for path in written:  # not read: the next resync reads what is not watched, and has it watched again
+                self.watched.pop(path, None)
+            raise
 
 
 NEEDED = {"hook", "control", "resync", "recheck"}  #: The watcher is not ready without these tasks.

@@ -233,7 +233,8 @@ class Watcher:
         """Watch the directories of the kubelet and of CDI specs, and the cpusets of containers and VMs."""
         config = self.view.config
         kubelet = [config.paths.kubelet] if config.watch.kubelet else []
-        self.files.watch([*kubelet, config.paths.cdi, *self._cpuset_files.paths()])
+        paths = [*kubelet, config.paths.cdi, *self._cpuset_files.paths()]
+        self.files.watch(paths, again=self._cpuset_files.looked_up)
 
     @log.operation()
     def _on_new_threads(self, follow_up: FollowUp, since: float) -> None:

@@ -18,6 +18,8 @@ class CpusetFiles:
         #: The files of each process; none for a process in the top cgroup, or in none.
         self._files_of: dict[ThreadId, tuple[Path, ...]] = {}
         self._turn = -1  #: The pass in which cgroups were looked up last.
+        #: The files of the cgroups that the last `paths` looked up.
+        self.looked_up: set[Path] = set()
         node_state.sources.reports_writes = self._are_watched
 
     def _are_watched(self, process: ThreadId) -> bool:
@@ -31,10 +33,12 @@ class CpusetFiles:
         processes = {vm.vmm.id: False for vm in self._node_state.vms.values()}
         processes |= {init: True for _, _, init in self._node_state.state.with_processes()}
         files: dict[ThreadId, tuple[Path, ...]] = {}
+        self.looked_up = set()
         for process, above in processes.items():
             before = self._files_of.get(process)
             if before is None or (turn != self._turn and not (process.tid ^ turn) & 15):
                 before = tuple(self._files(process, above))
+                self.looked_up.update(before)
             files[process] = before
         self._files_of, self._turn = files, turn
         return set().union(*files.values())

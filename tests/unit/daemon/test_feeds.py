@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -99,6 +100,80 @@ def test_a_feed_that_is_started_again_while_a_report_is_due_reports_again(tmp_pa
             await asyncio.sleep(0)
             file.write_text("y")
             await until(lambda: reports)
+
+    asyncio.run(main())
+
+
+def test_a_file_that_took_the_place_of_another_is_watched_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    """As of a cgroup that is created again: the kernel does not report the end of the former one's files."""
+    reports: list[set[Path]] = []
+    file, former = tmp_path / "a", tmp_path / "former"
+    file.touch()
+
+    async def main() -> None:
+        feed = FileFeed(lambda paths, since: reports.append(paths), Timeouts(file_calm=0.001))
+        feed.watch([file])
+        async with running(feed.run()):
+            await asyncio.sleep(0)
+            (number,) = feed.watched.values()
+            file.rename(former)
+            file.touch()
+            feed.watch([file], again={file})
+            assert set(feed.watched) == {file}
+            assert feed.watched[file] != number
+            file.write_text("x")
+            await until(lambda: reports)
+            feed.watch([file], again={file})
+            assert feed.watched[file] != number
+            file.unlink()
+            feed.watch([file], again={file})
+            assert feed.watched == {}
+
+    asyncio.run(main())
+
+
+def test_a_file_whose_change_could_not_be_read_counts_as_not_watched(tmp_path: Path) -> None:
+    """Else a resync would not read it either."""
+    files = [tmp_path / name for name in "ab"]
+    for file in files:
+        file.touch()
+    failed: list[set[Path]] = []
+
+    def fail(paths: set[Path], since: float) -> None:
+        failed.append(paths)
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        feed = FileFeed(fail, Timeouts(file_calm=0.001))
+        feed.watch(files)
+        async with running(feed.run()):
+            await asyncio.sleep(0)
+            files[0].write_text("x")
+            await until(lambda: failed)
+            assert set(feed.watched) == {files[1]}
+            feed.watch(files)
+            assert set(feed.watched) == set(files)
+            files[0].write_text("y")
+            await until(lambda: len(failed) == 2)
+
+    asyncio.run(main())
+
+
+def test_a_feed_that_could_not_watch_all_watches_nothing(tmp_path: Path) -> None:
+    """Else its successor would take the paths for watched."""
+    file = tmp_path / "a"
+    file.touch()
+    feed = FileFeed(lambda paths, since: None)
+    feed.watch([file])
+
+    async def main() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in "IN_MODIFY", "IN_MOVED_TO", "IN_DELETE":
+                patch.setattr(f"vmpin.host.inotify.{kind}", 0)  # a watch of no event is an error (EINVAL)
+            with pytest.raises(OSError, match="Invalid argument"):
+                await feed.run()
+        assert feed._inotify is None
 
     asyncio.run(main())
 

@@ -40,6 +40,17 @@ def test_a_write_to_a_containers_cgroup_or_one_above_it_is_read(machine: Machine
     paths = files.paths()
     assert {str(path.relative_to(tmp_path)) for path in paths} == {
         "cgroup/pods/a/web/cpuset.cpus", "cgroup/pods/a/cpuset.cpus", "cgroup/pods/cpuset.cpus"}
+    assert files.looked_up == paths
+    assert files.paths() == paths
+    assert files.looked_up == set()
+    again = INIT._replace(starttime=2)  # a container that is created again may have a cgroup of the same name
+    node_state.apply_events([ContainerSeen(SANDBOX, Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 2,
+                                           init=again)])
+    assert not reports_writes(again)
+    assert files.paths() == files.looked_up == paths
+    node_state.apply_events([ContainerSeen(SANDBOX, Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 3,
+                                           init=INIT)])
+    assert files.paths() == paths
     watched |= paths
     assert reports_writes(INIT)
     watched.remove(above)  # as where the kernel has no more watches
