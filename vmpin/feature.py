@@ -260,3 +260,8 @@ def briefs_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:
 def explained_pods(config: Config) -> list[ExplainedPods]:
     """The pods that features have sentences about, for a command that asks the watcher."""
     return [*present(pods(config) for pods in present(feature.explained_pods for feature in features()))]
+
+
+def settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
+    """Have features give back what they changed of sandboxes. :returns: whether all of that was possible."""
+    return all([part(view, sandboxes) for part in present(feature.settle for feature in features())])

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
+from vmpin.feature import settle
 from vmpin.host.lock import Lock
 from vmpin.pinning.apply import Result
 from vmpin.pinning.plan import SetAffinity
-from vmpin.reconcile import teardown
 from vmpin.reconcile.intake import take_spool
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.view import NodeView
@@ -40,7 +40,7 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
         report = _passes(reconciler, act=True)
         if reconciler.node_state.save():
             spool.remove(names)
-        teardown.settle(reconciler.view, list(reconciler.node_state.sandboxes) if sandboxes is None else sandboxes)
+        settle(reconciler.view, list(reconciler.node_state.sandboxes) if sandboxes is None else sandboxes)
         return reconciler.view, report
 
 
@@ -51,7 +51,7 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeVi
         reconciler = _read(config, used=lock.used)
         wanted = reconciler.node_state.all_sandboxes() if sandboxes is None else sandboxes
         results = reconciler.unpin(wanted)
-        return reconciler.view, results, teardown.settle(reconciler.view, wanted)
+        return reconciler.view, results, settle(reconciler.view, wanted)
 
 
 def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:
@@ -66,6 +66,8 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
     :param release: has the guests remove their maps, which needs the files.
     :returns: the view of the node, with the remaining original masks; the results; the value of `release`; whether
         the files were removed: they stay where not everything could be given back."""
+    from vmpin.reconcile import teardown
+
     with Lock(config.paths.lock_file) as lock:
         try:
             reconciler = _read(config, used=lock.used)

@@ -5,16 +5,14 @@
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from vmpin.config.settings import Config
-from vmpin.domain.model import SandboxId
-from vmpin.feature import features, present
+from vmpin.feature import features, present, settle
 from vmpin.pinning.apply import Result
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.reconcile.view import NodeView
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +25,6 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
     results = reconciler.unpin(sandboxes, leaving=True)
     settle(reconciler.view, sandboxes)  # before guests are asked, which takes seconds
     return results
-
-
-def settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
-    """Have features give back what they changed of sandboxes. :returns: whether all of that was possible."""
-    return all([part(view, sandboxes) for part in present(feature.settle for feature in features())])
 
 
 def forget(config: Config, reconciler: Reconciler) -> bool:

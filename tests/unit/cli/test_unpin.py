@@ -85,7 +85,7 @@ def test_without_a_watcher_features_give_back_what_they_changed_of_the_sandbox(
         calls.append((sandboxes, [*view.placements]))
         return settled
 
-    monkeypatch.setattr(teardown, "features", lambda: [Feature(name="keeps", settle=settle)])
+    monkeypatch.setattr("vmpin.feature.features", lambda: [Feature(name="keeps", settle=settle)])
     assert main([*arguments(machine), verb, sandbox("a"), "-o", "json"]) == (verb == "unpin" and not settled)
     assert calls == [([sandbox("a")], [] if verb == "unpin" else [sandbox("a")])]
     assert json.loads(capsys.readouterr().out).get("settled", True) is (settled or verb == "repin")
