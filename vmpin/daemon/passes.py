@@ -105,9 +105,12 @@ class RecheckSchedule:
                     timer.cancel()
 
     def checked(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
-        """Advance the schedule of sandboxes that were reconciled. :returns: those whose last recheck this was."""
+        """Advance the schedule of sandboxes that were reconciled. :returns: those whose last recheck this was; not one
+        whose place a pass has taken since it was due, as for a process that the recheck found."""
         last = []
         for sandbox in sandboxes:
+            if sandbox not in self.pending:
+                continue
             after = self._next(sandbox, self.pending[sandbox].step + 1)
             if after is not None:
                 self.pending[sandbox] = after

@@ -120,3 +120,17 @@ def test_a_pass_that_comes_shortly_before_a_recheck_takes_its_place(monkeypatch:
     assert (made.pending[A].step, made.pending[B].step) == (6, 0)  # B may have threads that no event reports
     now = made.pending[A].early
     assert asyncio.run(made.due()) == [A, B]  # in one turn of the loop
+
+
+def test_a_recheck_whose_place_a_pass_took_since_it_was_due_is_no_error() -> None:
+    """As when the recheck finds a new process of the VM, and a pass follows at once."""
+
+    async def scenario() -> None:
+        made = RecheckSchedule((0.001,), lambda sandbox: True)
+        made.restart([A])
+        await soon(made, [A])
+        made.passed([A])
+        assert made.checked([A]) == []
+        assert made.pending == {}
+
+    asyncio.run(scenario())
