@@ -58,8 +58,9 @@ class Lock:
                 os.close(fd)  # its holder has removed the file meanwhile, so this lock is void
                 fd = self._take()
             self.used = self.used or _shows_use(os.pread(fd, 64, 0))
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid() + (b"" if self.used else unused), 0)
+            content = b"%d\n" % os.getpid() + (b"" if self.used else unused)
+            os.pwrite(fd, content, 0)  # first: an empty file, as after ENOSPC, would show no use
+            os.ftruncate(fd, len(content))
         except OSError as err:
             os.close(fd)  # otherwise this process would keep it locked
             raise self._error(err) from err

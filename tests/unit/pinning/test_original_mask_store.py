@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,6 +288,14 @@ def test_a_restored_process_has_its_own_mask_as_original(machine: Machine) -> No
     assert mask(vmm) == machine.other
 
 
+_LOCK_WITHOUT_SPACE = """\
+import pathlib, resource, sys
+from vmpin.host.lock import Lock
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+Lock(pathlib.Path(sys.argv[1])).__enter__()
+"""
+
+
 def test_a_lock_shows_whether_masks_may_have_been_set_before(tmp_path: Path) -> None:
     """Not by a process that ended before it set one."""
     path = tmp_path / "lock"
@@ -302,6 +312,9 @@ def test_a_lock_shows_whether_masks_may_have_been_set_before(tmp_path: Path) -> 
         with Lock(path) as lock:
             assert lock.used
     path.write_text("1\n")
+    assert of_another(path)
+    limited = subprocess.run([sys.executable, "-c", _LOCK_WITHOUT_SPACE, path], check=False, capture_output=True)
+    assert b"WatcherError" in limited.stderr
     assert of_another(path)
     path.unlink()
     note_use(path)
