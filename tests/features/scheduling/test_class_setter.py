@@ -22,7 +22,7 @@ from vmpin.features.scheduling.class_file import ClassFile
 from vmpin.features.scheduling.class_plan import ClassRecord
 from vmpin.features.scheduling.class_setter import NOT_PERMITTED, RESTING, ClassSetter
 from vmpin.features.scheduling.sched_class import SchedClass
-from vmpin.features.scheduling.thread_class import set_class
+from vmpin.features.scheduling.thread_class import class_of, set_class
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile import sealed_file
 
@@ -177,6 +177,31 @@ def test_a_refused_class_is_reported_once_and_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(class_setter, "set_class", refuse)
         assert not kept.setter.give_back()
+    assert kept.setter.give_back()
+    assert kept.shown == [OTHER, OTHER]
+
+
+def test_a_thread_whose_class_cannot_be_read_keeps_no_other_from_its_class(
+        kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    first = kept.threads[0].id
+    kept.settle("fifo:1", "fifo:1")
+
+    def forbidden(tid: int) -> SchedClass | None:
+        if tid == first.tid:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return class_of(tid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(class_setter, "class_of", forbidden)
+        for texts in (("fifo:1", ""), ("", "rr:2")):
+            kept.settle(*texts)
+            assert kept.setter.why == {first: "its class cannot be read: Operation not permitted"}
+            assert kept.shown == [FIFO, RR if texts[1] else OTHER]
+            assert first in kept.setter.records
+        assert kept.setter.planned({}, lambda *_: False).backs[0].thread == kept.threads[1].id
+        assert not kept.setter.give_back()
+        assert kept.shown == [FIFO, OTHER]
+    assert caplog.text.count("its class cannot be read") == 1
     assert kept.setter.give_back()
     assert kept.shown == [OTHER, OTHER]
 

@@ -62,14 +62,15 @@ class ClassSetter:
         """Set the classes of those wanted threads that are to be `looked` at, and give back those of all threads that
         are not wanted any more.
         :param keeps: chooses threads, by their sandbox and id, that keep what they have.
-        :raises OSError: classes cannot be read, or the records not be read or saved: then none is set."""
+        :raises OSError: the records cannot be read or saved: then none is set."""
         looked = set(looked)
         self.why = {thread: why for thread, why in self.why.items() if thread in wanted and thread not in looked}
         self._set = {thread: choice for thread, choice in self._set.items() if thread in wanted}
         self._contention.keep_only({*self._set.items()}, self._clock())
         self.waiting &= self.why.keys()
-        now = {thread: class_of(thread.tid) for thread in self._unwanted(wanted, keeps)}
-        may_have = {thread: wanted[thread] for thread in looked if self._may_have(thread, wanted[thread], now)}
+        now = self._classes([*self._unwanted(wanted, keeps), *looked])
+        may_have = {thread: wanted[thread] for thread in looked & now.keys()
+                    if self._may_have(thread, wanted[thread], now)}
         decided = plan_classes(may_have, now, self.records)
         records = dict(decided.records)
         self._give_back(decided.backs, records)
@@ -84,9 +85,8 @@ class ClassSetter:
 
     def planned(self, wanted: Mapping[ThreadId, LoneVcpu], keeps: Keeps) -> ClassPlan:
         """The changes that `settle` would make, as if all masks were as placed. Changes nothing.
-        :raises OSError: classes cannot be read, or the records."""
-        threads = {*wanted, *self._unwanted(wanted, keeps)}
-        return plan_classes(wanted, {thread: class_of(thread.tid) for thread in threads}, self.records)
+        :raises OSError: the records cannot be read."""
+        return plan_classes(wanted, self._classes({*wanted, *self._unwanted(wanted, keeps)}), self.records)
 
     def give_back(self, chosen: Choose = lambda sandbox: True) -> bool:
         """Give the threads of sandboxes their classes back.
@@ -94,10 +94,10 @@ class ClassSetter:
         """
         try:
             given = self._unwanted({}, lambda sandbox, _: not chosen(sandbox))
-            now = {thread: class_of(thread.tid) for thread in given}
         except OSError as err:
-            logger.error("not given back: the classes of vCPUs: %s", err)
+            self._report(str(err), "not given back: the classes of vCPUs")
             return False
+        now = self._classes(given)
         decided = plan_classes({}, now, self.records)
         records = dict(decided.records)
         done = self._give_back(decided.backs, records)
@@ -106,11 +106,22 @@ class ClassSetter:
         if damaged := self._file.damaged:
             logger.error("%s: vCPUs that it lists may still have a class of vmpin's: remove it when they are right",
                          damaged)
-        return done and not damaged
+        return done and len(now) == len(given) and not damaged
 
     def _unwanted(self, wanted: Mapping[ThreadId, LoneVcpu], keeps: Keeps) -> list[ThreadId]:
         return [thread for thread, record in self.records.items()
                 if thread not in wanted and not keeps(record.sandbox, thread)]
+
+    def _classes(self, threads: Iterable[ThreadId]) -> dict[ThreadId, SchedClass | None]:
+        """Read the classes of threads. Those that cannot be read are left out, and `why` has the reason."""
+        classes = {}
+        for thread in threads:
+            try:
+                classes[thread] = class_of(thread.tid)
+            except OSError as err:
+                self.why[thread] = f"its class cannot be read: {err.strerror}"
+                self._report(self.why[thread], f"not done: the class of thread {thread.tid}")
+        return classes
 
     def _save(self, records: Records) -> None:
         if records != self.records or (records and not self._file.path.exists()):
@@ -118,13 +129,13 @@ class ClassSetter:
             self._records = records
 
     def _may_have(self, thread: ThreadId, lone: LoneVcpu, now: dict[ThreadId, SchedClass | None]) -> bool:
-        """Read a thread's class into `now`. :returns: whether it may have the wanted one, else `why` has the reason.
-        """
-        current, why = class_of(thread.tid), ""
+        """:returns: whether a thread may have the wanted class, else `why` has the reason. `now` loses one of the
+        class deadline."""
+        current, why = now[thread], ""
         if current is not None and current.policy == DEADLINE:
             self.why[thread] = "it has the class deadline, which vmpin leaves alone"
+            del now[thread]
             return False
-        now[thread] = current
         if current is not None and affinity.get(thread.tid) != frozenset((lone.cpu,)):
             why = f"its mask is not CPU {lone.cpu} alone"
             self.waiting.add(thread)
@@ -172,8 +183,11 @@ class ClassSetter:
             return ""
         except OSError as err:
             why = NOT_PERMITTED if isinstance(err, PermissionError) else f"the kernel refuses it: {err.strerror}"
-            if why not in self._reported:
-                self._reported.add(why)
-                logger.error("not done: %s: %s sandbox=%s", change.describe(), why, change.sandbox)
+            self._report(why, f"not done: {change.describe()}", f" sandbox={change.sandbox}")
             return why
         return ""
+
+    def _report(self, why: str, subject: str, fields: str = "") -> None:
+        if why not in self._reported:
+            self._reported.add(why)
+            logger.error("%s: %s%s", subject, why, fields)

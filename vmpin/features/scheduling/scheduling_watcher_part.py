@@ -142,7 +142,9 @@ class NodeScheduling:
         unknown = self._unlisted and not self.choices.annotated(sandbox)
         if self._stopped or not (unknown or sandbox in self._view.unmanaged):
             return False
-        mask = affinity.get(thread.tid)
+        mask = None
+        with contextlib.suppress(OSError):  # then its class cannot be read either
+            mask = affinity.get(thread.tid)
         return mask is not None and len(mask) == 1 and not self._view.ownership.foreign(sandbox) & CpuSet(mask)
 
     # Passes
