@@ -206,6 +206,19 @@ def test_a_thread_whose_class_cannot_be_read_keeps_no_other_from_its_class(
     assert kept.shown == [OTHER, OTHER]
 
 
+def test_what_is_not_done_as_the_thread_has_ended_is_not_in_the_log(
+        kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def ended(*_: object) -> None:
+        raise ProcessLookupError
+
+    kept.settle("", "fifo:1")
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(class_setter, "set_class", ended)
+    kept.settle("fifo:1")
+    assert (kept.setter.why, caplog.messages) == ({}, [])
+    assert list(kept.setter.records) == [kept.threads[0].id]
+
+
 def test_without_room_for_the_originals_no_class_is_set_and_others_are_given_back(
         kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.settle("fifo:1")

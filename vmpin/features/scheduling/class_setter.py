@@ -156,6 +156,7 @@ class ClassSetter:
         why = RESTING if turn.rests else self._refused(change)
         if why:
             self.why[change.thread] = why
+        if why != "":
             return None
         self._set[change.thread] = change.wanted
         if turn.repairs:
@@ -166,21 +167,22 @@ class ClassSetter:
         """Give classes back, and remove their records. :returns: whether all were."""
         left = False
         for change in backs:
-            if self._refused(change):
+            if why := self._refused(change):
                 left = True
-            else:
-                del records[change.thread]
+                continue
+            del records[change.thread]
+            if why is not None:
                 logger.info("class given back sandbox=%s thread=%d class=%s was=%s", change.sandbox,
                             change.thread.tid, change.wanted, change.was)
         return not left
 
-    def _refused(self, change: SetClass) -> str:
-        """Set a class. :returns: why it is not set, "" if it is, and if the thread has ended. Each reason is logged
+    def _refused(self, change: SetClass) -> str | None:
+        """Set a class. :returns: why it is not set, "" if it is, None if the thread has ended. Each reason is logged
         once."""
         try:
             set_class(self._proc, change.thread, change.wanted)
         except ProcessLookupError:
-            return ""
+            return None
         except OSError as err:
             why = NOT_PERMITTED if isinstance(err, PermissionError) else f"the kernel refuses it: {err.strerror}"
             self._report(why, f"not done: {change.describe()}", f" sandbox={change.sandbox}")
