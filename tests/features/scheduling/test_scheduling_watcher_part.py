@@ -301,11 +301,35 @@ def test_off_it_is_no_part_of_the_watcher_and_gives_back_what_an_earlier_one_set
     assert thread.shown == rt("fifo:1")
     left = watched(off)
     assert left is not None
-    assert [name for name, value in vars(left).items() if value] == ["begin"]
     assert left.begin is not None
     left.begin()
     assert thread.shown == OTHER
     assert watched(off) is None
+
+
+@pytest.mark.parametrize("later", ["after_resync", "settle"])
+def test_off_it_tries_again_to_give_back_what_was_refused(
+        tmp_path: Path, thread: OwnThread, monkeypatch: pytest.MonkeyPatch, later: str) -> None:
+    on: Any = watched(Vm(tmp_path, thread, vcpu_class="fifo:1"))
+    on.begin()
+    part: Any = watched(Vm(tmp_path, thread))
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(class_setter, "set_class", refused)
+        part.begin()
+        part.after_resync()
+        assert not part.settle([SHOP])
+    assert part.settle([SandboxId("db")])
+    assert thread.shown == rt("fifo:1")
+    if later == "settle":
+        assert part.settle([SHOP])
+    else:
+        part.after_resync()
+    assert thread.shown == OTHER
+    assert part.settle([SHOP]), "nothing is left"
 
 
 def test_without_a_watcher_the_classes_of_unpinned_sandboxes_are_given_back(tmp_path: Path, thread: OwnThread) -> None:

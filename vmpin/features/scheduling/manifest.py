@@ -75,15 +75,22 @@ def _settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
 def _watch(watcher: Watcher) -> WatcherPart | None:
     config = watcher.view.config
     if not _is_on(config):
-        return WatcherPart(begin=lambda: _begin(config)) if _path(config).exists() else None
+        return _leaving(config) if _path(config).exists() else None
     from vmpin.features.scheduling.scheduling_watcher_part import NodeScheduling
 
     return NodeScheduling(watcher.view, config.of_features["scheduling"], _setter(config)).part()
 
 
-def _begin(config: Config) -> None:
-    """Give back what an earlier watcher set."""
-    _give_back(config)
+def _leaving(config: Config) -> WatcherPart:
+    """Give back what an earlier watcher set: at the start, and what was refused at each resync and at an unpin."""
+    setter, path = _setter(config), _path(config)
+
+    def give_back() -> None:
+        if path.exists():
+            setter.give_back()
+
+    return WatcherPart(begin=give_back, after_resync=give_back, settle=lambda sandboxes: (
+        not _has_records(config) or setter.give_back(lambda sandbox: sandbox in sandboxes)))
 
 
 def _verify(config: Config, sandbox: str | None, namespace: str) -> Comparison | None:
