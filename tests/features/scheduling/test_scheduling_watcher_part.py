@@ -185,6 +185,29 @@ def test_threads_keep_their_class_until_the_runtime_has_listed_their_sandbox(
     assert thread.shown == rt("fifo:1")
 
 
+def test_a_vcpu_that_floats_at_the_start_with_a_class_but_no_record_has_its_class_back(
+        tmp_path: Path, thread: OwnThread) -> None:
+    Vm(tmp_path, thread, vcpu_class="fifo:1").part.begin()
+    (tmp_path / "run/scheduling.json").unlink()
+    again = Vm(tmp_path, thread, vcpu_class="rr:2")
+    again.place(exclusive=False)
+    again.part.begin()
+    assert thread.shown == OTHER
+    assert not again.path.exists()
+
+
+def test_a_class_that_vmpin_has_not_set_stays_where_a_vcpu_floats_at_the_start(
+        tmp_path: Path, thread: OwnThread) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.place(exclusive=False)
+    thread.chrt(os.SCHED_FIFO, 1)  # new threads inherit it
+    vm.part.begin()
+    assert thread.shown == SchedClass(1, 1)
+    thread.chrt(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, 1)
+    vm.resync()
+    assert thread.shown == rt("fifo:1"), "only what is there at the start counts as vmpin's"
+
+
 @pytest.mark.parametrize("because", ["unmanaged", "unlisted"])
 @pytest.mark.parametrize("anew", ["floats", "another pod's CPU"])
 def test_a_vcpu_of_which_little_is_known_keeps_no_class_where_other_threads_may_run(

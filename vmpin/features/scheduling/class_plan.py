@@ -49,6 +49,14 @@ class ClassPlan(NamedTuple):
     records: Mapping[ThreadId, ClassRecord]
 
 
+def lost_record(sandbox: SandboxId, current: SchedClass | None) -> ClassRecord | None:
+    """The record of a thread that has none, by its class; None where that is not vmpin's. No VMM sets a real-time
+    class with RESET_ON_FORK: it is vmpin's, and its record was lost."""
+    if current is None or current.policy not in (FIFO, RR) or not current.reset:
+        return None
+    return ClassRecord(sandbox, SchedClass(0), (current,))
+
+
 def plan_classes(wanted: Mapping[ThreadId, LoneVcpu], now: Mapping[ThreadId, SchedClass | None],
                  before: Mapping[ThreadId, ClassRecord]) -> ClassPlan:
     """Compare the classes of threads with what they should have.
@@ -65,10 +73,7 @@ def plan_classes(wanted: Mapping[ThreadId, LoneVcpu], now: Mapping[ThreadId, Sch
         if lone is not None:
             if current != lone.wanted:
                 sets.append(SetClass(lone.sandbox, thread, lone.vcpu, lone.wanted, current))
-            if record is None:
-                # No VMM sets a real-time class with RESET_ON_FORK: it is vmpin's, and its record was lost.
-                lost = current.policy in (FIFO, RR) and current.reset
-                record = ClassRecord(lone.sandbox, SchedClass(0) if lost else current, (current,) * lost)
+            record = record or lost_record(lone.sandbox, current) or ClassRecord(lone.sandbox, current)
             # Setting it may fail: the class that is set now has to stay in the record.
             last = (current,) if current in record.written else record.written[-1:]
             records[thread] = record._replace(written=tuple(dict.fromkeys((*last, lone.wanted))))

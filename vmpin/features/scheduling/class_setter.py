@@ -12,7 +12,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import Contention, ContentionRules
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.features.scheduling.class_file import ClassFile
-from vmpin.features.scheduling.class_plan import ClassPlan, ClassRecord, LoneVcpu, SetClass, plan_classes
+from vmpin.features.scheduling.class_plan import ClassPlan, ClassRecord, LoneVcpu, SetClass, lost_record, plan_classes
 from vmpin.features.scheduling.sched_class import DEADLINE, SchedClass
 from vmpin.features.scheduling.thread_class import class_of, run_time_limit, set_class
 from vmpin.host import affinity
@@ -52,6 +52,16 @@ class ClassSetter:
         if self._records is None:
             self._records = self._file.load()
         return self._records
+
+    def record_lost(self, threads: Mapping[ThreadId, SandboxId]) -> None:
+        """Keep records of those threads that have a class of vmpin's without one.
+        :raises OSError: the records cannot be read."""
+        lost = {thread: record for thread, its in self._classes(threads.keys() - self.records.keys()).items()
+                if (record := lost_record(threads[thread], its))}
+        if lost:
+            self._records = {**self.records, **lost}
+            with contextlib.suppress(OSError):  # the classes that nothing needs any more are given back all the same
+                self._file.save(dict(self._records))
 
     def retry_now(self) -> None:
         """End all rests: classes that were left to another program are set again."""

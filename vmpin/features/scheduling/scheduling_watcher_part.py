@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
@@ -151,7 +152,9 @@ class NodeScheduling:
 
     def _begin(self) -> None:
         self._read_limit()
-        self._settle(everything=True)
+        vcpus = {thread.id: sandbox for sandbox, vm in self._view.vms.items() for thread in vm.vmm.threads.values()
+                 if thread.vcpu is not None}
+        self._settle(everything=True, unseen=vcpus)
 
     def _after_pass(self) -> None:
         self._settle(everything=False)
@@ -161,13 +164,15 @@ class NodeScheduling:
         self._read_limit()
         self._settle(everything=True)
 
-    def _settle(self, everything: bool) -> None:
+    def _settle(self, everything: bool, unseen: Mapping[ThreadId, SandboxId] = MappingProxyType({})) -> None:
+        """:param unseen: threads that may have a class of vmpin's without a record."""
         changed = self._decide(everything) | self._open
         if not changed and not everything:
             return
         wanted, failure = self._wanted(), ""
         looked = [thread for thread, lone in wanted.items() if everything or lone.sandbox in changed]
         try:
+            self._setter.record_lost(unseen)
             self._setter.settle(wanted, looked, self._keeps)
             self._open = {wanted[thread].sandbox for thread in self._setter.waiting}
         except OSError as err:
