@@ -23,6 +23,8 @@ FINE: dict[str, Any] = {"unlimited": "", "groups": "", "restricted": False, "ker
 
 def judged(status: dict[str, Any] | None = None, **found: object) -> CheckResult:
     settings = {"scheduling.vcpu_class": "fifo:1",
+                "scheduling.privileged_namespaces": str(found.pop("namespaces", "")),
+                "watch.nri": str(found.pop("nri", "auto")),
                 "scheduling.without_throttling": as_written(found.pop("explicit", False))}
     return verdict("vcpu-class", replace(facts(settings=settings, status=status or {}),
                                          of_features={"scheduling": FINE | found}))
@@ -45,6 +47,7 @@ def test_off_and_where_nothing_is_in_the_way_it_is_ok() -> None:
 @pytest.mark.parametrize(("found", "what", "remedy"), [
     ({"unlimited": "kernel.sched_rt_runtime_us is -1"}, "no class is set: kernel.sched_rt_runtime_us is -1", "sysctl"),
     ({"restricted": True}, "RestrictRealtime=yes", "systemctl edit vmpin"),
+    ({"namespaces": "telecom", "nri": "off"}, "no pod's annotation vcpu-class.vmpin.io is read", "watch.nri"),
     ({"groups": "v1"}, "CONFIG_RT_GROUP_SCHED", "cpu.rt_runtime_us"),
     ({"status": status(trouble="No space left on device")}, "No space left on device", "log"),
     ({"status": status("", "it has the class deadline")}, "it has the class deadline", "--explain")])
@@ -58,6 +61,8 @@ def test_what_keeps_vcpus_from_having_their_class_is_warned_of(found: dict[str, 
 def test_what_is_explicit_or_works_all_the_same_is_no_warning() -> None:
     assert judged(unlimited="kernel.sched_rt_runtime_us is -1", explicit=True).level is Level.OK
     assert judged(status(""), groups="v1").level is Level.OK
+    assert judged(namespaces="telecom").level is Level.OK
+    assert judged(nri="off").level is Level.OK
 
 
 def unit(root: Path, text: str) -> bool | None:

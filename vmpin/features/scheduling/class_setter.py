@@ -139,7 +139,7 @@ class ClassSetter:
             self._records = records
 
     def _may_have(self, thread: ThreadId, lone: LoneVcpu, now: dict[ThreadId, SchedClass | None]) -> bool:
-        """:returns: whether a thread may have the wanted class, else `why` has the reason. `now` loses one of the
+        """Decide whether a thread may have the wanted class. If not, `why` has the reason, and `now` loses one of the
         class deadline."""
         current, why = now[thread], ""
         if current is not None and current.policy == DEADLINE:

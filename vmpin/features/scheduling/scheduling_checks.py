@@ -36,4 +36,6 @@ def vcpu_class(facts: NodeFacts) -> CheckResult:
     if why:
         return warn(f"vCPUs have not the class that they should have: {min(why)}",
                     "`vmpin status POD --explain` has the reason of each", *evidence)
+    if facts.settings.get("scheduling.privileged_namespaces") and facts.settings.get("watch.nri") == "off":
+        return warn("no pod's annotation vcpu-class.vmpin.io is read: watch.nri is off", "watch.nri: auto", *evidence)
     return ok("vCPUs that are alone on an exclusive CPU can have their class", *evidence)

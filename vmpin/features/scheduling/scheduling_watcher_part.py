@@ -165,7 +165,8 @@ class NodeScheduling:
         self._settle(everything=True)
 
     def _settle(self, everything: bool, unseen: Mapping[ThreadId, SandboxId] = MappingProxyType({})) -> None:
-        """:param unseen: threads that may have a class of vmpin's without a record."""
+        """Have the setter set classes and give them back.
+        :param unseen: threads that may have a class of vmpin's without a record."""
         changed = self._decide(everything) | self._open
         if not changed and not everything:
             return
