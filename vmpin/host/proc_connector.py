@@ -25,7 +25,7 @@ from vmpin.wire.proc_events import COMM, EXEC, FORK, MCAST_IGNORE, MCAST_LISTEN,
 
 _NETLINK_CONNECTOR = 11  #: linux/netlink.h
 #: asm-generic/socket.h
-_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_RCVBUFFORCE = 26, 27, 33
 #: The socket's receive buffer in bytes, which the kernel doubles: about 20,000 events of 800 bytes, a third of a
 #: second at the highest rate of two CPUs.
 _BUFFER = 8 << 20
@@ -111,11 +111,16 @@ class ProcConnector:
             chosen = proc_events.socket_filter(pids)
             # If both filters do not fit (ENOMEM, sysctl net.core.optmem_max), a short one replaces the old one first.
             programs = [chosen, *programs, chosen]
+        attached = False
         for program in programs:
             with contextlib.suppress(OSError):
                 _attach(self._socket, program)
+                attached = True
                 if program is programs[0]:
                     return
+        if not attached:  # the former filter would hide threads of newly followed processes
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
     def close(self) -> None:
         """Unsubscribe and close. Idempotent. The kernel counts its listeners, and would keep generating events for one

@@ -17,6 +17,7 @@ import pytest
 from need import lacking, need_root, need_tool
 
 from vmpin.errors import SourceError
+from vmpin.host import proc_connector
 from vmpin.host.proc_connector import ProcConnector, lacking_rights
 from vmpin.host.procfs import Procfs, linux
 from vmpin.wire import proc_events
@@ -119,6 +120,19 @@ def test_of_processes_that_are_not_followed_no_name_and_no_thread_is_received(
     connector.follow(range(proc_events.MAX_FOLLOWED + 1))
     renamed(b"any")
     until(connector, lambda events: any(isinstance(event, Comm) and event.name == "any" for event in events))
+
+
+def test_without_room_for_any_filter_the_former_one_hides_nothing(
+        connector: ProcConnector, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    connector.follow([1])
+    with monkeypatch.context() as patched:
+        patched.setattr(proc_connector, "_attach", no_room)
+        connector.follow([1, os.getpid()])
+    renamed(b"followed")
+    until(connector, lambda events: any(isinstance(event, Comm) and event.name == "followed" for event in events))
 
 
 def test_what_is_lost_is_reported(connector: ProcConnector) -> None:
