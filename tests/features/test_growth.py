@@ -238,7 +238,7 @@ async def _read(reader: asyncio.StreamReader) -> int:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("allocates", [False, True])
+@pytest.mark.parametrize("allocates", [pytest.param(False, marks=pytest.mark.release), True])
 async def test_nothing_that_a_watcher_holds_grows_with_the_pods_that_have_ended(
         allocates: bool, machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_root()
