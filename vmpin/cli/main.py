@@ -27,7 +27,7 @@ from vmpin.errors import UsageError, VmpinError
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
 GONE = 141
-#: Verbs that run as services: an error of them that nobody foresaw is logged with its place.
+#: Verbs that run as services: an unexpected error of them is logged with its place.
 _SERVICES = ("watch", "reporter")
 
 
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ending.code if isinstance(ending.code, int) and ending.code else lost
     except BrokenPipeError:
         code = GONE
-    lost = _flushed(sys.stdout, told=code != 0)
-    _flushed(sys.stderr, told=True)
+    lost = _flushed(sys.stdout, failed=code != 0)
+    _flushed(sys.stderr, failed=True)
     return code or lost
 
 
@@ -85,7 +85,7 @@ def _carry_out(arguments: Sequence[str]) -> int:
     except Exception as err:
         if os.environ.get("VMPIN_DEBUG") or named_verb(arguments) in _SERVICES:
             raise
-        _complain(f"vmpin: unforeseen {type(err).__name__}: {printable(str(err)[:200])}",
+        _complain(f"vmpin: unexpected {type(err).__name__}: {printable(str(err)[:200])}",
                   "  a mistake of vmpin's, or the answer of a watcher of another version; with VMPIN_DEBUG=1 in the "
                   "environment it shows where")
         return 1
@@ -130,14 +130,14 @@ def _complain(*lines: str) -> None:
         print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def _flushed(stream: TextIO, told: bool = False) -> int:
+def _flushed(stream: TextIO, failed: bool = False) -> int:
     """Flush the stream. If that is impossible, because its reader has ended (`vmpin status | head`) or its disk is
     full, it becomes /dev/null: the rest of the buffer would fail again at Python's exit, which prints an error and
     makes the exit code 120.
 
     Not by SIGPIPE, as in other tools: that would end the watcher as well when a client ends before its answer.
-    :param told: whether an error was printed already. :returns: the exit code: 0, GONE for a reader that has ended, or
-        1.
+    :param failed: whether an error was printed already.
+    :returns: the exit code: 0, GONE for a reader that has ended, or 1.
     """
     try:
         stream.flush()
@@ -145,7 +145,7 @@ def _flushed(stream: TextIO, told: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(err, BrokenPipeError):
             return GONE
-        if not told:
+        if not failed:
             _complain(f"vmpin: {err}")
         return 1
     return 0

@@ -82,7 +82,7 @@ def test_an_interrupt_that_begins_under_vmpins_default_mask_is_given_back_too(no
 
 
 def test_an_interrupt_that_begins_while_no_watcher_runs_is_given_back_too(node: Node) -> None:
-    """One that had such a mask before is told apart."""
+    """An interrupt that had such a mask before keeps it."""
     node.tree.add(1, "eth0", "0-7")
     node.tree.add(2, "eth1", "0-1,4-7")
     node.tree.add(3, "eth2", "4-7", node=1)

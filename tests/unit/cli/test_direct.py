@@ -198,7 +198,7 @@ def test_what_was_not_foreseen_shows_its_place_where_that_is_asked_for(
         flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*flags, "status"]) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("vmpin: unforeseen AttributeError: ")
+    assert printed.startswith("vmpin: unexpected AttributeError: ")
     assert "VMPIN_DEBUG=1" in printed
     monkeypatch.setenv("VMPIN_DEBUG", "1")
     with pytest.raises(AttributeError):

@@ -99,7 +99,7 @@ class NriQueue:
             try:
                 decoded = event.event() if isinstance(event, UndecodedCall) else event
             except Exception:  # a bug must not lose the others
-                logger.exception("nri: unforeseen error; everything is listed again")
+                logger.exception("nri: unexpected error; everything is listed again")
                 decoded, lost = None, True
             if decoded is not None:
                 events.append(decoded)

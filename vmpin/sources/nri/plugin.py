@@ -152,7 +152,7 @@ class NriPlugin:
         except Exception as err:  # a bug must not end the thread; the next connection starts anew
             why = f"{type(err).__name__}: {err}"
             if why not in self._logged:
-                logger.exception("nri: unforeseen error; reconnecting")
+                logger.exception("nri: unexpected error; reconnecting")
             return why
 
     def _serve(self, stream: NriStream, session: NriSession) -> str:
