@@ -27,6 +27,12 @@ def rt(text: str) -> SchedClass:
     return wanted
 
 
+def thread_id(pid: int, tid: int) -> ThreadId:
+    stat = Procfs().thread_stat(pid, tid)
+    assert stat is not None
+    return ThreadId(tid, stat.starttime)
+
+
 def need_real_time() -> None:
     """That this process may set a real-time class, and is not itself in one."""
     try:
@@ -45,9 +51,7 @@ class OwnThread:
         self._thread = threading.Thread(target=self._sleep)
         self._thread.start()
         self._ready.wait()
-        stat = Procfs().thread_stat(os.getpid(), self.tid)
-        assert stat is not None
-        self.id = ThreadId(self.tid, stat.starttime)
+        self.id, self.main = thread_id(os.getpid(), self.tid), thread_id(os.getpid(), os.getpid())
 
     def _sleep(self) -> None:
         self.tid = threading.get_native_id()
@@ -68,7 +72,7 @@ class OwnThread:
         os.sched_setscheduler(self.tid, policy, os.sched_param(priority))
 
     def lone(self, text: str = "fifo:1", vcpu: int = 0) -> LoneVcpu:
-        return LoneVcpu(SHOP, vcpu, CPU, rt(text))
+        return LoneVcpu(SHOP, self.main, vcpu, CPU, rt(text))
 
 
 @contextmanager

@@ -12,52 +12,68 @@ from vmpin.features.scheduling.sched_class import SchedClass
 
 SHOP = SandboxId("shop")
 OTHER, BATCH, FIFO1, RR2 = SchedClass(0), SchedClass(3), SchedClass(1, 1, True), SchedClass(2, 2, True)
-A, B = ThreadId(10, 1), ThreadId(11, 1)
+A, B, MAIN = ThreadId(10, 1), ThreadId(11, 1), ThreadId(9, 1)
 
 
-def lone(wanted: SchedClass = FIFO1) -> LoneVcpu:
-    return LoneVcpu(SHOP, 0, 4, wanted)
+def lone(wanted: SchedClass = FIFO1, main: ThreadId = MAIN) -> LoneVcpu:
+    return LoneVcpu(SHOP, main, 0, 4, wanted)
+
+
+def main_of(thread: ThreadId) -> ThreadId:
+    """The main thread of the process of a thread of `Machine`."""
+    return ThreadId(thread.tid + 100, thread.starttime)
 
 
 def test_a_thread_is_set_recorded_and_given_back() -> None:
     plan = plan_classes({A: lone()}, {A: BATCH}, {})
     assert [change.wanted for change in plan.sets] == [FIFO1]
-    assert plan.records == {A: ClassRecord(SHOP, BATCH, (FIFO1,))}
+    assert plan.records == {A: ClassRecord(SHOP, MAIN, BATCH, (FIFO1,))}
     assert plan.sets[0].describe() == "sandbox shop: set the class of vCPU 0, thread 10: fifo:1, was batch"
     same = plan_classes({A: lone()}, {A: FIFO1}, plan.records)
     assert (same.sets, same.backs, same.records) == ((), (), plan.records)
     back = plan_classes({}, {A: FIFO1}, plan.records)
     assert [(change.wanted, change.was) for change in back.backs] == [(BATCH, FIFO1)]
     assert back.backs[0].describe() == "sandbox shop: give back the class of thread 10: batch, was fifo:1"
-    assert plan_classes({}, {A: BATCH}, back.records).records == {}
+    assert plan_classes({}, {A: BATCH, MAIN: OTHER}, back.records).records == {}
 
 
 def test_another_programs_class_is_replaced_while_it_is_wanted_and_kept_afterwards() -> None:
-    records = {A: ClassRecord(SHOP, OTHER, (FIFO1,))}
+    records = {A: ClassRecord(SHOP, MAIN, OTHER, (FIFO1,))}
     assert [change.was for change in plan_classes({A: lone()}, {A: RR2}, records).sets] == [RR2]
     assert plan_classes({A: lone()}, {A: RR2}, records).records == records
-    after = plan_classes({}, {A: RR2}, records)
+    after = plan_classes({}, {A: RR2, MAIN: OTHER}, records)
     assert (after.backs, after.records) == ((), {})
 
 
 def test_a_class_of_vmpins_without_a_record_had_the_class_other_before() -> None:
     same = plan_classes({A: lone()}, {A: FIFO1}, {})
-    assert (same.sets, same.records) == ((), {A: ClassRecord(SHOP, OTHER, (FIFO1,))})
+    assert (same.sets, same.records) == ((), {A: ClassRecord(SHOP, MAIN, OTHER, (FIFO1,))})
     other = plan_classes({A: lone(RR2)}, {A: FIFO1}, {})
-    assert other.records == {A: ClassRecord(SHOP, OTHER, (FIFO1, RR2))}
+    assert other.records == {A: ClassRecord(SHOP, MAIN, OTHER, (FIFO1, RR2))}
     inherited = SchedClass(1, 1)  # as chrt sets it
-    assert plan_classes({A: lone()}, {A: inherited}, {}).records == {A: ClassRecord(SHOP, inherited, (FIFO1,))}
+    assert plan_classes({A: lone()}, {A: inherited}, {}).records == {A: ClassRecord(SHOP, MAIN, inherited, (FIFO1,))}
 
 
 def test_a_thread_that_was_not_read_is_left_as_it_is() -> None:
-    records = {A: ClassRecord(SHOP, OTHER, (FIFO1,)), B: ClassRecord(SHOP, OTHER, (FIFO1,))}
+    records = {A: ClassRecord(SHOP, MAIN, OTHER, (FIFO1,)), B: ClassRecord(SHOP, MAIN, OTHER, (FIFO1,))}
     plan = plan_classes({A: lone()}, {}, records)
     assert (plan.sets, plan.backs, plan.records) == ((), (), records)
 
 
 def test_the_record_of_a_thread_that_has_ended_ends() -> None:
-    records = {A: ClassRecord(SHOP, OTHER, (FIFO1,)), B: ClassRecord(SHOP, OTHER, (FIFO1,))}
-    assert plan_classes({A: lone()}, {A: None, B: None}, records).records == {}
+    records = {A: ClassRecord(SHOP, MAIN, OTHER, (FIFO1,)), B: ClassRecord(SHOP, MAIN, OTHER, (FIFO1,))}
+    assert plan_classes({A: lone()}, {A: None, B: None, MAIN: OTHER}, records).records == {}
+    assert plan_classes({}, {A: None, B: None, MAIN: None}, records).records == {}
+
+
+def test_a_thread_that_has_executed_a_program_has_the_main_threads_id() -> None:
+    records = {A: ClassRecord(SHOP, MAIN, BATCH, (FIFO1,)), B: ClassRecord(SHOP, MAIN, BATCH, (FIFO1,))}
+    plan = plan_classes({A: lone()}, {A: None, B: OTHER, MAIN: FIFO1}, records)
+    assert [(change.thread, change.wanted, change.was) for change in plan.backs] == [(MAIN, BATCH, FIFO1)]
+    assert (plan.sets, plan.records) == ((), {MAIN: records[A]})
+    assert plan_classes({}, {MAIN: FIFO1}, plan.records) == plan
+    unread = plan_classes({A: lone()}, {A: None, B: OTHER}, records)
+    assert (unread.backs, unread.records) == ((), records)
 
 
 class Machine:
@@ -78,13 +94,26 @@ class Machine:
         new = ThreadId(tid, old.starttime + 1)
         self.classes[new] = self.originals[new] = its
 
+    def execute(self, thread: ThreadId) -> None:
+        """Have a thread execute a program, in a process of its own."""
+        main = main_of(thread)
+        for old in [other for other in self.classes if other.tid == main.tid]:
+            del self.classes[old], self.originals[old]
+            self.foreign.discard(old)
+        self.classes[main], self.originals[main] = self.classes.pop(thread), self.originals.pop(thread)
+        self.wanted.pop(thread, None)
+        if thread in self.foreign:
+            self.foreign.remove(thread)
+            self.foreign.add(main)
+
     def shown(self, thread: ThreadId) -> SchedClass | None:
         """By tid, as the kernel shows it."""
         return next((its for other, its in self.classes.items() if other.tid == thread.tid), None)
 
     def make_pass(self, steps: int) -> None:
         """:param steps: after so many it is killed."""
-        now = {thread: self.shown(thread) for thread in {*self.wanted, *self.file}}
+        mains = {record.main for record in self.file.values()}
+        now = {thread: self.shown(thread) for thread in {*self.wanted, *self.file, *mains}}
         plan = plan_classes(self.wanted, now, self.file)
         records = dict(plan.records)
         for change in plan.backs:
@@ -113,6 +142,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("begin"), TIDS, st.sampled_from([OTHER, BATCH])),
     st.tuples(st.just("want"), TIDS, st.sampled_from([FIFO1, RR2])),
     st.tuples(st.just("float"), TIDS, st.just(OTHER)),
+    st.tuples(st.just("execute"), TIDS, st.just(OTHER)),
     st.tuples(st.just("chrt"), TIDS, CLASSES),
     st.tuples(st.just("pass"), st.integers(0, 4), st.just(OTHER)))
 
@@ -130,9 +160,11 @@ def test_in_any_order_of_events_originals_come_back_and_other_programs_classes_s
         elif thread is None:
             continue
         elif name == "want":
-            machine.wanted[thread] = lone(its)
+            machine.wanted[thread] = lone(its, main_of(thread))
         elif name == "float":
             machine.wanted.pop(thread, None)
+        elif name == "execute":
+            machine.execute(thread)
         else:
             machine.classes[thread] = its
             machine.foreign.add(thread)

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 from need import need_tool
-from own_threads import CPU, OTHER, SHOP, OwnThread, need_real_time, own_threads, rt
+from own_threads import CPU, OTHER, SHOP, OwnThread, need_real_time, own_threads, rt, thread_id
+from waiting import wait
 
 from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.features.scheduling import class_setter
 from vmpin.features.scheduling.class_file import ClassFile
-from vmpin.features.scheduling.class_plan import ClassRecord
+from vmpin.features.scheduling.class_plan import ClassRecord, LoneVcpu
 from vmpin.features.scheduling.class_setter import NOT_PERMITTED, RESTING, ClassSetter
 from vmpin.features.scheduling.sched_class import SchedClass
 from vmpin.features.scheduling.thread_class import class_of, set_class
@@ -65,8 +66,8 @@ def test_classes_follow_what_is_wanted_and_the_file_has_the_originals_meanwhile(
     kept.settle("fifo:1", "rr:2")
     assert kept.shown == [FIFO, RR]
     assert ClassFile(kept.path, "boot").load() == {
-        kept.threads[0].id: ClassRecord(SHOP, OTHER, (FIFO,)),
-        kept.threads[1].id: ClassRecord(SHOP, SchedClass(3), (RR,))}
+        kept.threads[0].id: ClassRecord(SHOP, kept.threads[0].main, OTHER, (FIFO,)),
+        kept.threads[1].id: ClassRecord(SHOP, kept.threads[1].main, SchedClass(3), (RR,))}
     kept.settle("rr:2")
     assert kept.shown == [RR, SchedClass(3)]
     kept.settle()
@@ -254,10 +255,93 @@ def test_the_number_of_a_thread_that_has_ended_gets_nothing(kept: Kept) -> None:
     """Its record names a thread whose number another one, with the same class, has now."""
     kept.threads[0].chrt(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, 1)
     old = ThreadId(kept.threads[0].tid, kept.threads[0].id.starttime - 1)
-    ClassFile(kept.path, "boot").save({old: ClassRecord(SandboxId("db"), OTHER, (FIFO,))})
+    ClassFile(kept.path, "boot").save({old: ClassRecord(SandboxId("db"), kept.threads[0].main, OTHER, (FIFO,))})
     kept.start()
     assert kept.setter.give_back()
     assert kept.shown[0] == FIFO
+    assert not kept.path.exists()
+
+
+class Vmm:
+    """A process with a thread on one CPU, as a VMM with a vCPU, in which the thread executes `sleep`."""
+
+    _SCRIPT = """
+import os, threading
+def vcpu():
+    os.sched_setaffinity(0, {%d})
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    print(threading.get_native_id(), flush=True)
+    input()
+    os.execvp("sleep", ["sleep", "1000"])
+threading.Thread(target=vcpu).start()
+"""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", self._SCRIPT % CPU], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        pid, tid = self._process.pid, int(self._process.stdout.readline())
+        self.main, self.vcpu = thread_id(pid, pid), thread_id(pid, tid)
+
+    def execute(self) -> None:
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        wait(lambda: Path(f"/proc/{self.main.tid}/comm").read_text() == "sleep\n",
+             "the thread executes a program")
+        assert class_of(self.vcpu.tid) is None
+        assert thread_id(self.main.tid, self.main.tid) == self.main, "the kernel keeps the id and start time"
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def vmm() -> Iterator[Vmm]:
+    vmm = Vmm()
+    try:
+        yield vmm
+    finally:
+        vmm.end()
+
+
+@pytest.mark.parametrize("by", ["settle", "still wanted", "restart", "give_back"])
+def test_a_vcpu_that_executes_a_program_gets_its_class_back_as_the_main_thread(
+        kept: Kept, vmm: Vmm, by: str) -> None:
+    wanted = {vmm.vcpu: LoneVcpu(SHOP, vmm.main, 0, CPU, FIFO)}
+    kept.setter.settle(wanted, wanted)
+    vmm.execute()
+    assert class_of(vmm.main.tid) == FIFO
+    if by == "restart":
+        kept.start()
+    if by == "give_back":
+        assert kept.setter.give_back(lambda sandbox: sandbox == "db")
+        assert class_of(vmm.main.tid) == FIFO
+        assert kept.setter.give_back()
+    elif by == "still wanted":
+        kept.setter.settle(wanted, wanted)
+    else:
+        kept.settle()
+    assert class_of(vmm.main.tid) == SchedClass(3)
+    assert not kept.path.exists()
+
+
+def test_a_refused_class_of_a_vcpu_that_executed_a_program_is_tried_again(
+        kept: Kept, vmm: Vmm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    wanted = {vmm.vcpu: LoneVcpu(SHOP, vmm.main, 0, CPU, FIFO)}
+    kept.setter.settle(wanted, wanted)
+    vmm.execute()
+    for function in ("set_class", "class_of"):
+        with monkeypatch.context() as patch:
+            patch.setattr(class_setter, function, refuse)
+            assert not kept.setter.give_back()
+            kept.settle()
+    assert class_of(vmm.main.tid) == FIFO
+    kept.settle()
+    assert class_of(vmm.main.tid) == SchedClass(3)
     assert not kept.path.exists()
 
 

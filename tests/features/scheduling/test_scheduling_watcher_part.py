@@ -54,7 +54,7 @@ class Vm:
             f"scheduling.{key}": str(value) for key, value in keys.items()}})
         self.view: Any = SimpleNamespace(
             config=self.config, proc=Procfs(root), placements={}, unmanaged={}, refusals=lambda sandbox: [],
-            vms={SHOP: SimpleNamespace(vmm=SimpleNamespace(threads={thread.tid: vcpu}))})
+            vms={SHOP: SimpleNamespace(vmm=SimpleNamespace(id=thread.main, threads={thread.tid: vcpu}))})
         self.place()
         setter = ClassSetter(Procfs(), ClassFile(self.path, "boot"), self.config.contention_rules)
         self.part: Any = NodeScheduling(self.view, self.config.of_features["scheduling"], setter).part()

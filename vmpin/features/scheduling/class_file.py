@@ -17,14 +17,18 @@ _HIGHEST_PRIORITY = 99
 
 
 def _data(records: Mapping[ThreadId, ClassRecord]) -> dict[str, object]:
-    return {"threads": [[*thread, record.sandbox, record.original, record.written]
+    return {"threads": [[*thread, *record]
                         for thread, record in records.items()]}
 
 
 def _parse(body: Mapping[str, Any]) -> dict[ThreadId, ClassRecord]:
-    return {ThreadId(checked_whole(tid, MAX_PID, 1), checked_whole(starttime, MAX_INT64)):
-            ClassRecord(SandboxId(str(sandbox)), _class(original), tuple(map(_class, written)))
-            for tid, starttime, sandbox, original, written in body["threads"]}
+    return {_thread(tid, starttime):
+            ClassRecord(SandboxId(str(sandbox)), _thread(*main), _class(original), tuple(map(_class, written)))
+            for tid, starttime, sandbox, main, original, written in body["threads"]}
+
+
+def _thread(tid: Any, starttime: Any) -> ThreadId:
+    return ThreadId(checked_whole(tid, MAX_PID, 1), checked_whole(starttime, MAX_INT64))
 
 
 def _class(values: Any) -> SchedClass:

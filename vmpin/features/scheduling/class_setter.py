@@ -53,11 +53,12 @@ class ClassSetter:
             self._records = self._file.load()
         return self._records
 
-    def record_lost(self, threads: Mapping[ThreadId, SandboxId]) -> None:
+    def record_lost(self, threads: Mapping[ThreadId, tuple[SandboxId, ThreadId]]) -> None:
         """Keep records of those threads that have a class of vmpin's without one.
+        :param threads: with their sandboxes and the main threads of their processes.
         :raises OSError: the records cannot be read."""
         lost = {thread: record for thread, its in self._classes(threads.keys() - self.records.keys()).items()
-                if (record := lost_record(threads[thread], its))}
+                if (record := lost_record(*threads[thread], its))}
         if lost:
             self._records = {**self.records, **lost}
             with contextlib.suppress(OSError):  # the classes that nothing needs any more are given back all the same
@@ -107,27 +108,30 @@ class ClassSetter:
         except OSError as err:
             self._report(str(err), "not given back: the classes of vCPUs")
             return False
-        now = self._classes(given)
-        decided = plan_classes({}, now, self.records)
+        decided = plan_classes({}, self._classes(given), self.records)
         records = dict(decided.records)
-        done = self._give_back(decided.backs, records)
+        self._give_back(decided.backs, records)
         with contextlib.suppress(OSError):  # the file still has them, and the next call finds nothing to do
             self._save(records)
         if damaged := self._file.damaged:
             logger.error("%s: vCPUs that it lists may still have a class of vmpin's: remove it when they are right",
                          damaged)
-        return done and len(now) == len(given) and not damaged
+        return not damaged and not any(chosen(record.sandbox) for record in records.values())
 
     def _unwanted(self, wanted: Mapping[ThreadId, LoneVcpu], keeps: Keeps) -> list[ThreadId]:
         return [thread for thread, record in self.records.items()
                 if thread not in wanted and not keeps(record.sandbox, thread)]
 
     def _classes(self, threads: Iterable[ThreadId]) -> dict[ThreadId, SchedClass | None]:
-        """Read the classes of threads. Those that cannot be read are left out, and `why` has the reason."""
-        classes = {}
+        """Read the classes of threads, and of the main threads of those that have not one of vmpin's any more. Those
+        that cannot be read are left out, and `why` has the reason."""
+        classes, threads = dict[ThreadId, SchedClass | None](), [*threads]
         for thread in threads:
             try:
-                classes[thread] = class_of(thread.tid)
+                its = classes[thread] = class_of(thread.tid)
+                record = self.records.get(thread)
+                if record is not None and its not in record.written and record.main not in classes:
+                    threads.append(record.main)
             except OSError as err:
                 self.why[thread] = f"its class cannot be read: {err.strerror}"
                 self._report(self.why[thread], f"not done: the class of thread {thread.tid}")
@@ -173,18 +177,15 @@ class ClassSetter:
             self._contention.add_repairs([key], now)
         return turn.repairs
 
-    def _give_back(self, backs: Iterable[SetClass], records: dict[ThreadId, ClassRecord]) -> bool:
-        """Give classes back, and remove their records. :returns: whether all were."""
-        left = False
+    def _give_back(self, backs: Iterable[SetClass], records: dict[ThreadId, ClassRecord]) -> None:
+        """Give classes back, and remove their records."""
         for change in backs:
             if why := self._refused(change):
-                left = True
                 continue
             del records[change.thread]
             if why is not None:
                 logger.info("class given back sandbox=%s thread=%d class=%s was=%s", change.sandbox,
                             change.thread.tid, change.wanted, change.was)
-        return not left
 
     def _refused(self, change: SetClass) -> str | None:
         """Set a class. :returns: why it is not set, "" if it is, None if the thread has ended. Each reason is logged

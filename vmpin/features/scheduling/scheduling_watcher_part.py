@@ -130,7 +130,8 @@ class NodeScheduling:
                 why = "its thread is not identified"
             whys[place.id] = why
             if not why and wanted is not None and place.cpus is not None:
-                threads[of_vcpu[place.id][0]] = LoneVcpu(sandbox, place.id, place.cpus.first, wanted)
+                threads[of_vcpu[place.id][0]] = LoneVcpu(
+                    sandbox, view.vms[sandbox].vmm.id, place.id, place.cpus.first, wanted)
         return LoneVcpus(placement, vm_threads, wanted, refused, threads, whys)
 
     def _wanted(self) -> dict[ThreadId, LoneVcpu]:
@@ -152,8 +153,8 @@ class NodeScheduling:
 
     def _begin(self) -> None:
         self._read_limit()
-        vcpus = {thread.id: sandbox for sandbox, vm in self._view.vms.items() for thread in vm.vmm.threads.values()
-                 if thread.vcpu is not None}
+        vcpus = {thread.id: (sandbox, vm.vmm.id) for sandbox, vm in self._view.vms.items()
+                 for thread in vm.vmm.threads.values() if thread.vcpu is not None}
         self._settle(everything=True, unseen=vcpus)
 
     def _after_pass(self) -> None:
@@ -164,9 +165,10 @@ class NodeScheduling:
         self._read_limit()
         self._settle(everything=True)
 
-    def _settle(self, everything: bool, unseen: Mapping[ThreadId, SandboxId] = MappingProxyType({})) -> None:
+    def _settle(self, everything: bool, unseen: Mapping[ThreadId, tuple[SandboxId, ThreadId]] = MappingProxyType({})
+                ) -> None:
         """Have the setter set classes and give them back.
-        :param unseen: threads that may have a class of vmpin's without a record."""
+        :param unseen: threads that may have a class of vmpin's without a record, as for `record_lost`."""
         changed = self._decide(everything) | self._open
         if not changed and not everything:
             return
