@@ -151,6 +151,23 @@ def test_a_killed_watcher_is_followed_by_one_that_goes_on(node: Node, vm: Qemu) 
     wait_for(vm, None)
 
 
+def test_classes_are_verified_without_a_watcher(node: Node, vm: Qemu) -> None:
+    begin(node, vm)
+    node.kill()
+    assert node.data("verify")["classes"] == []
+    os.sched_setscheduler(lone_thread(vm), os.SCHED_OTHER, os.sched_param(0))
+    (wrong,) = node.data("verify", code=1)["classes"]
+    assert (wrong["vcpu"], wrong["wanted"], wrong["actual"]) == (1, "fifo:1", "other")
+    os.sched_setscheduler(lone_thread(vm), os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    node.configure(scheduling={"vcpu_class": "other"})
+    assert "classes" not in node.data("verify")
+    first, _ = two_cpus()
+    node.configure(node={"shared_pool": first}, policy={"vcpus": "union"})
+    (wrong,) = node.data("verify", code=1)["classes"]
+    assert (wrong["vcpu"], wrong["wanted"], wrong["actual"]) == (1, "its former class", "fifo:1")
+    assert "its former class is not given back yet, although it may run on" in node.cli("verify").stdout
+
+
 def test_vcpus_with_their_former_masks_have_their_former_class_before_guests_are_asked(node: Node, vm: Qemu) -> None:
     begin(node, vm)
     node.kill()

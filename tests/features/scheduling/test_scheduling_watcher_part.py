@@ -54,10 +54,14 @@ class Vm:
             f"scheduling.{key}": str(value) for key, value in keys.items()}})
         self.view: Any = SimpleNamespace(
             config=self.config, proc=Procfs(root), placements={}, unmanaged={}, refusals=lambda sandbox: [],
+            sandboxes={SHOP: SandboxState(SHOP)}, unknown_originals=0,
             vms={SHOP: SimpleNamespace(vmm=SimpleNamespace(id=thread.main, threads={thread.tid: vcpu}))})
         self.place()
+        self.part: Any = self.scheduling().part()
+
+    def scheduling(self) -> NodeScheduling:
         setter = ClassSetter(Procfs(), ClassFile(self.path, "boot"), self.config.contention_rules)
-        self.part: Any = NodeScheduling(self.view, self.config.of_features["scheduling"], setter).part()
+        return NodeScheduling(self.view, self.config.of_features["scheduling"], setter)
 
     def limit(self, microseconds: int) -> None:
         self.limit_file.write_text(f"{microseconds}\n")
@@ -367,6 +371,62 @@ def test_without_a_watcher_the_classes_of_unpinned_sandboxes_are_given_back(tmp_
     assert thread.shown == rt("fifo:1")
     assert FEATURE.settle(vm.view, [SHOP])
     assert thread.shown == OTHER
+
+
+def test_a_damaged_record_keeps_no_watcher_that_is_off_from_giving_back(tmp_path: Path, thread: OwnThread) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.part.begin()
+    vm.path.rename(vm.path.with_name("scheduling.json.bad"))
+    part: Any = watched(Vm(tmp_path, thread))
+    part.begin()
+    assert thread.shown == OTHER
+    part.after_resync()
+    assert not part.settle([SHOP]), "the former class is not known for sure"
+    assert not vm.path.exists()
+
+
+def test_an_unpin_gives_back_the_classes_whose_record_was_lost_with_the_run_directory(
+        tmp_path: Path, thread: OwnThread) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.part.begin()
+    vm.path.unlink()
+    assert FEATURE.settle is not None
+    vm.view.unknown_originals = 1
+    assert FEATURE.settle(vm.view, [SandboxId("db")])
+    assert thread.shown == rt("fifo:1")
+    assert FEATURE.settle(vm.view, [SHOP])
+    assert thread.shown == OTHER
+    assert not vm.path.exists()
+
+
+def wrong_alone(vm: Vm) -> list[tuple[object, object]]:
+    """What `vmpin verify` finds without a watcher, as wanted and actual classes."""
+    shop = {"id": SHOP, "pod": None, **vm.scheduling().by_records()[SHOP]}
+    return [(vcpu["wanted"], vcpu["actual"]) for vcpu in misplaced([shop])]
+
+
+@pytest.mark.parametrize("record", ["kept", "lost"])
+@pytest.mark.parametrize("choice", ["default", "annotation", "switched off"])
+def test_without_a_watcher_classes_are_compared_by_the_records(
+        tmp_path: Path, thread: OwnThread, choice: str, record: str) -> None:
+    by_annotation = Vm(tmp_path, thread, privileged_namespaces="telecom")
+    vm = by_annotation if choice == "annotation" else Vm(tmp_path, thread, vcpu_class="rr:3")
+    assert wrong_alone(by_annotation) == [], "whether its pod chose a class is not known"
+    if choice == "annotation":
+        vm.part.after_events([run_pod("rr:3", "telecom")])
+    vm.part.begin()
+    if record == "lost":
+        vm.path.unlink()
+    if choice == "switched off":
+        vm = Vm(tmp_path, thread)
+    before = vm.path.exists()
+    assert wrong_alone(vm) == [], "a class stays without a watcher, as masks do"
+    vm.place(exclusive=False)
+    assert wrong_alone(vm) == [("its former class", "rr:3")]
+    assert vm.path.exists() == before
+    vm.place()
+    thread.chrt(os.SCHED_OTHER)
+    assert wrong_alone(vm) == ([("rr:3", "other")] if record == "kept" or choice == "default" else [])
 
 
 def test_a_class_that_cannot_be_read_is_shown_as_wrong(

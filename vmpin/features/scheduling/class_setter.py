@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import Contention, ContentionRules
@@ -17,6 +18,7 @@ from vmpin.features.scheduling.sched_class import DEADLINE, SchedClass
 from vmpin.features.scheduling.thread_class import class_of, run_time_limit, set_class
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
+from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +29,16 @@ NOT_PERMITTED = ("the kernel refuses it (EPERM): RestrictRealtime=yes in the wat
                  "cgroup without real-time share (`vmpin doctor vcpu-class`)")
 
 Records = Mapping[ThreadId, ClassRecord]
+#: Threads with their sandboxes, and the main threads of their processes.
+Vcpus = Mapping[ThreadId, tuple[SandboxId, ThreadId]]
 Choose = Callable[[SandboxId], bool]
 Keeps = Callable[[SandboxId, ThreadId], bool]
+
+
+def vcpus_of(vms: Mapping[SandboxId, Vm]) -> Vcpus:
+    """The threads of vCPUs."""
+    return {thread.id: (sandbox, vm.vmm.id) for sandbox, vm in vms.items() for thread in vm.vmm.threads.values()
+            if thread.vcpu is not None}
 
 
 class ClassSetter:
@@ -53,16 +63,16 @@ class ClassSetter:
             self._records = self._file.load()
         return self._records
 
-    def record_lost(self, threads: Mapping[ThreadId, tuple[SandboxId, ThreadId]]) -> None:
+    def record_lost(self, threads: Vcpus, save: bool = True) -> None:
         """Keep records of those threads that have a class of vmpin's without one.
-        :param threads: with their sandboxes and the main threads of their processes.
         :raises OSError: the records cannot be read."""
         lost = {thread: record for thread, its in self._classes(threads.keys() - self.records.keys()).items()
                 if (record := lost_record(*threads[thread], its))}
         if lost:
             self._records = {**self.records, **lost}
             with contextlib.suppress(OSError):  # the classes that nothing needs any more are given back all the same
-                self._file.save(dict(self._records))
+                if save:
+                    self._file.save(dict(self._records))
 
     def retry_now(self) -> None:
         """End all rests: classes that were left to another program are set again."""
@@ -99,11 +109,13 @@ class ClassSetter:
         :raises OSError: the records cannot be read."""
         return plan_classes(wanted, self._classes({*wanted, *self._unwanted(wanted, keeps)}), self.records)
 
-    def give_back(self, chosen: Choose = lambda sandbox: True) -> bool:
+    def give_back(self, chosen: Choose = lambda sandbox: True, vcpus: Vcpus = MappingProxyType({})) -> bool:
         """Give the threads of sandboxes their classes back.
+        :param vcpus: threads that may have a class of vmpin's without a record.
         :returns: False where not all of that was possible: the file then has the rest, and a damaged one stays aside.
         """
         try:
+            self.record_lost(vcpus)
             given = self._unwanted({}, lambda sandbox, _: not chosen(sandbox))
         except OSError as err:
             self._report(str(err), "not given back: the classes of vCPUs")
@@ -114,8 +126,8 @@ class ClassSetter:
         with contextlib.suppress(OSError):  # the file still has them, and the next call finds nothing to do
             self._save(records)
         if damaged := self._file.damaged:
-            logger.error("%s: vCPUs that it lists may still have a class of vmpin's: remove it when they are right",
-                         damaged)
+            self._report("vCPUs that it lists may still have a class of vmpin's: remove it when they are right",
+                         str(damaged))
         return not damaged and not any(chosen(record.sandbox) for record in records.values())
 
     def _unwanted(self, wanted: Mapping[ThreadId, LoneVcpu], keeps: Keeps) -> list[ThreadId]:

@@ -67,45 +67,68 @@ def _giving_back(config: Config) -> list[str]:
 
 def _settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
     """Give back the classes of sandboxes that are unpinned, or placed anew: a watcher alone sets classes."""
-    if not _has_records(view.config):
+    if not _has_records(view.config) and not view.unknown_originals:
         return True
-    return _setter(view.config).give_back(lambda sandbox: sandbox in sandboxes)
+    from vmpin.features.scheduling.class_setter import vcpus_of
+
+    vms = {sandbox: vm for sandbox, vm in view.vms.items() if sandbox in sandboxes}
+    return _setter(view.config).give_back(lambda sandbox: sandbox in sandboxes, vcpus_of(vms))
 
 
 def _watch(watcher: Watcher) -> WatcherPart | None:
     config = watcher.view.config
     if not _is_on(config):
-        return _leaving(config) if _path(config).exists() else None
+        return _leaving(watcher.view) if _has_records(config) else None
     from vmpin.features.scheduling.scheduling_watcher_part import NodeScheduling
 
     return NodeScheduling(watcher.view, config.of_features["scheduling"], _setter(config)).part()
 
 
-def _leaving(config: Config) -> WatcherPart:
+def _leaving(view: NodeView) -> WatcherPart:
     """Give back what an earlier watcher set: at the start, and what was refused at each resync and at an unpin."""
-    setter, path = _setter(config), _path(config)
+    from vmpin.features.scheduling.class_setter import vcpus_of
 
-    def give_back() -> None:
-        if path.exists():
-            setter.give_back()
+    setter = _setter(view.config)
 
-    return WatcherPart(begin=give_back, after_resync=give_back, settle=lambda sandboxes: (
-        not _has_records(config) or setter.give_back(lambda sandbox: sandbox in sandboxes)))
+    def begin() -> None:
+        setter.give_back(vcpus=vcpus_of(view.vms))
+
+    def after_resync() -> None:
+        setter.give_back()
+
+    return WatcherPart(begin=begin, after_resync=after_resync,
+                       settle=lambda sandboxes: setter.give_back(lambda sandbox: sandbox in sandboxes))
 
 
 def _verify(config: Config, sandbox: str | None, namespace: str) -> Comparison | None:
-    if not _is_on(config):
+    is_on = _is_on(config)
+    if not is_on and not _has_records(config):
         return None
     from vmpin.cli.control_client import status_document
     from vmpin.features.scheduling.scheduling_text import compared_lines, misplaced
     from vmpin.status.selection import Selection
 
     document = status_document(config)
-    if document["watcher"] is None:
-        return None
     chosen = [entry for entry in Selection(namespace=namespace).of(document) if sandbox in (None, entry["id"])]
+    if document["watcher"] is None or not is_on:
+        members = _by_records(config)
+        chosen = [{**entry, **members.get(entry["id"], {})} for entry in chosen]
     wrong = misplaced(chosen)
-    return Comparison(good=not wrong, members={"classes": wrong}, lines=compared_lines(chosen, wrong))
+    return Comparison(good=not wrong, members={"classes": wrong},
+                      lines=compared_lines(chosen, wrong)) if wrong or is_on else None
+
+
+def _by_records(config: Config) -> Mapping[SandboxId, Document]:
+    """The members of sandboxes' entries by the records. :raises UnseenError: these cannot be read."""
+    from vmpin.errors import UnseenError
+    from vmpin.features.scheduling.scheduling_watcher_part import NodeScheduling
+    from vmpin.reconcile import one_pass
+
+    view, _ = one_pass.inspect(config)
+    try:
+        return NodeScheduling(view, config.of_features["scheduling"], _setter(config, aside=False)).by_records()
+    except OSError as err:
+        raise UnseenError(f"the classes of vCPUs cannot be read: {err}", "run this as root") from err
 
 
 def _lines(sandbox: Document) -> Iterable[str]:

@@ -6,7 +6,8 @@ of a pod can forge.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId
@@ -41,9 +42,15 @@ def choice_of(pod: NriPod, privileged: frozenset[str]) -> PodChoice | None:
 class PodChoices:
     """The choices of the pods that there are, by sandbox. :param default: the class of all others."""
 
-    def __init__(self, default: SchedClass | None, privileged: frozenset[str]) -> None:
+    def __init__(self, default: SchedClass | None, privileged: frozenset[str],
+                 choices: Mapping[SandboxId, PodChoice] = MappingProxyType({})) -> None:
         self._default, self._privileged = default, privileged
-        self._choices: dict[SandboxId, PodChoice] = {}
+        self._choices = dict(choices)
+
+    def by_classes(self, classes: Mapping[SandboxId, SchedClass]) -> PodChoices:
+        """The choices where pods' annotations are not known, given the classes that vmpin has set."""
+        return PodChoices(None if self._privileged else self._default, self._privileged, {
+            sandbox: PodChoice(its) for sandbox, its in classes.items()})
 
     def take(self, events: Sequence[NriEvent]) -> None:
         """Follow events of NRI."""

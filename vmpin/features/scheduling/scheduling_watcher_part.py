@@ -15,7 +15,7 @@ from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.feature import WatcherPart
 from vmpin.features.scheduling.class_plan import LoneVcpu
-from vmpin.features.scheduling.class_setter import ClassSetter
+from vmpin.features.scheduling.class_setter import ClassSetter, Vcpus, vcpus_of
 from vmpin.features.scheduling.lone_vcpus import why_not_alone
 from vmpin.features.scheduling.pod_choices import PodChoices
 from vmpin.features.scheduling.sched_class import SchedClass, parse_class
@@ -153,9 +153,7 @@ class NodeScheduling:
 
     def _begin(self) -> None:
         self._read_limit()
-        vcpus = {thread.id: (sandbox, vm.vmm.id) for sandbox, vm in self._view.vms.items()
-                 for thread in vm.vmm.threads.values() if thread.vcpu is not None}
-        self._settle(everything=True, unseen=vcpus)
+        self._settle(everything=True, unseen=vcpus_of(self._view.vms))
 
     def _after_pass(self) -> None:
         self._settle(everything=False)
@@ -165,10 +163,9 @@ class NodeScheduling:
         self._read_limit()
         self._settle(everything=True)
 
-    def _settle(self, everything: bool, unseen: Mapping[ThreadId, tuple[SandboxId, ThreadId]] = MappingProxyType({})
-                ) -> None:
+    def _settle(self, everything: bool, unseen: Vcpus = MappingProxyType({})) -> None:
         """Have the setter set classes and give them back.
-        :param unseen: threads that may have a class of vmpin's without a record, as for `record_lost`."""
+        :param unseen: threads that may have a class of vmpin's without a record."""
         changed = self._decide(everything) | self._open
         if not changed and not everything:
             return
@@ -207,6 +204,16 @@ class NodeScheduling:
         """The feature's member of the status document."""
         return {"vcpu_class": self._settings.vcpu_class, "trouble": self._stopped or self._failure,
                 "set": len(self._wanted().keys() - self._setter.why.keys())}
+
+    def by_records(self) -> dict[SandboxId, Mapping[str, Any]]:
+        """The members of sandboxes' entries without a watcher. The choices of pods are not known then: a pod with
+        records counts as having chosen their class, and where pods may choose, one without as having chosen other.
+        :raises OSError: the records cannot be read."""
+        self._setter.record_lost(vcpus_of(self._view.vms), save=False)
+        self.choices = self.choices.by_classes({
+            record.sandbox: record.written[-1] for record in self._setter.records.values() if record.written})
+        self._decide(everything=True)
+        return {sandbox.id: self._members(sandbox) for sandbox in self._view.sandboxes.values()}
 
     def _members(self, state: SandboxState) -> Mapping[str, Any]:
         choice, decided = self.choices.of(state.id), self._decided.get(state.id)
