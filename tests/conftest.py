@@ -25,7 +25,7 @@ from vmpin.cli import main as command
 
 __all__ = ["pytest_terminal_summary"]
 
-#: Each feature's tests have modules that others import by a name made of the feature's (metered.py, doctor_facts.py).
+#: Each feature's tests have modules that others import by a name made of the feature's (metered.py, healthy_node.py).
 sys.path += sorted(str(path) for path in (Path(__file__).parent / "features").iterdir() if path.is_dir())
 
 settings.register_profile("desk", deadline=None, max_examples=40)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.doctor.finding import Check
-    from vmpin.doctor.others import CpuOwner
+    from vmpin.domain.cpu_owner import CpuOwner
     from vmpin.domain.desired_state import SandboxState
+    from vmpin.domain.finding import Check
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.model import SandboxId
     from vmpin.domain.topology import Topology
@@ -170,8 +170,9 @@ class Feature(Parts):
     service_verbs: Sequence[str] = ()
     #: Whether help lists its verbs, which work either way; None: always.
     lists_verbs: Callable[[Config], bool] | None = None
-    #: Adds options and examples to the parser of a verb, by the verb's name, or of the program (""). May set the
-    #: default `run_instead`: (the parsed command line) → what carries the verb out in place of the core, or None.
+    #: Adds options and examples to the parser of a verb, by the verb's name, or of the program (""). May add to
+    #: the default `run_instead`, a tuple: (the parsed command line) → what carries the verb out in place of the core,
+    #: or None.
     options: Callable[[str, ArgumentParser], None] | None = None
     watch: Callable[[Watcher], WatcherPart | None] | None = None
     #: Keys of scenarios (`vmpin plan --scenario`).

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doctor_facts import containerd, facts, handler
+from healthy_node import containerd, facts, handler
 
-from vmpin.cli import doctor, verify_others
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
-from vmpin.features.gather import verbs as gather
-from vmpin.features.gather.pieces import Pieces
+from vmpin.features.doctor.pieces import Pieces
+from vmpin.features.doctor.verbs import doctor, gather
+from vmpin.features.isolation.usage import SampledProcess, SampledThread
+from vmpin.features.isolation.verbs import verify_others
 from vmpin.host.sysfs import Sysfs
-from vmpin.residency.usage import SampledProcess, SampledThread
 
 MS = 1_000_000
 TOPOLOGY = Topology.build(

@@ -30,10 +30,9 @@ FLOORS = {
     "reconcile": 6,
     "status": 7, "guests": 7, "residency": 7,
     "procevents": 8,
-    "doctor": 9,
-    "features": 10,
-    "daemon": 11,
-    "cli": 12,
+    "features": 9,
+    "daemon": 10,
+    "cli": 11,
 }
 #: All that may be at the root of the package: what the hook or the guest needs there, or everything.
 AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "feature", "log"}
@@ -42,26 +41,26 @@ SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement",
               "scenario",
-              "features.gather.redact",
+              "domain.finding",
+              *(f"features.doctor.{name}" for name in (
+                  "checks", "redact", "source_checks", "kata_checks", "node_checks", "rival_checks",
+                  "service_checks")),
               "features.demo.worth", "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
-              "doctor.others", "features.map.node_map", "features.map.svg", "features.map.text",
-              "residency.usage",
+              "features.map.node_map", "features.map.svg", "features.map.text",
+              "domain.cpu_owner",
               *(f"features.isolation.{name}" for name in (
-                  "cpu_intervals", "isolation_books", "isolation_shares", "isolation_report",
+                  "cpu_intervals", "others", "usage", "isolation_books", "isolation_shares", "isolation_report",
                   "isolation_text", "isolation_page", "top.thread_intervals", "top.node_description", "top.pod_usage",
                   "verbs.top.view_state", "verbs.top.sheet")),
-              "doctor.checks",
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
               *(f"features.allocator.{name}" for name in (
                   "allocation_checks", "allocation_report", "ledger_holders", "scenario_allocation",
                   "scenario_events")),
               "features.cluster.kube", "features.cluster.fleet", "features.cluster.reporter_check",
               *(f"features.network.{name}" for name in (
-                  "network_text", "nic_path", "vm_network", "rtnetlink", "network_checks")),
-              "doctor.finding", "doctor.source_checks", "doctor.kata_checks",
-              "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
+                  "network_text", "nic_path", "vm_network", "rtnetlink", "network_checks")))
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
         "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "struct",
@@ -73,7 +72,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "argcomplete": {"cli.completion"}, "jinja2": {"domain.templates"},
            "prometheus_client": {"status.prometheus", "features.cluster.reporter_requests",
                                  "features.isolation.node_isolation"},
-           "psutil": {"doctor.own_facts"}, "pyroute2": {"features.network.netns_reader"},
+           "psutil": {"features.doctor.node_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
 #: What a feature's module of this name may import from outside the standard library, besides.
@@ -82,16 +81,17 @@ OUTSIDE_OF_FEATURES = {"prometheus_client": "_metrics"}
 ASYNC = {"host.sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
          "features.allocator", "features.cluster.followers", "features.isolation.node_isolation",
          "features.isolation.books_database", "daemon"}
-PROCESSES = {"install.file_operations", "install.oci_hook", "features.gather.verbs", "features.network.netns"}
+PROCESSES = {"install.file_operations", "install.oci_hook", "features.doctor.verbs.gather", "features.network.netns"}
 #: A feature's module whose name ends so has its tasks in a watcher.
 WATCHER_PART = "watcher_part"
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
     "bounded": "bounded itself",
     **dict.fromkeys((
-        "host", "doctor.node_facts", "doctor.own_facts", "guests.channels",
+        "host", "features.doctor.node_facts", "guests.channels",
         "pinning.original_mask_store",
-        "procevents.newborn_placer", "features.gather.report", "features.isolation.foreign_scans", "residency",
+        "procevents.newborn_placer", "features.doctor.report", "features.isolation.foreign_scans",
+        "features.isolation.thread_usage", "residency",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
         "vmm.virtual_machine",
         "features.allocator.allocator_topology",
@@ -101,7 +101,7 @@ NUMBERS_ELSEWHERE = {
         "features.allocator.scenario_events", "cpuset", "install.oci_hook", "protocol.frames",
         "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
-        "cli.repin", "features.demo.verbs", "features.gather.verbs", "cli.run_times", "config.settings",
+        "cli.repin", "features.demo.verbs", "features.doctor.verbs.gather", "cli.run_times", "config.settings",
         "config.yaml_file",
         "features.isolation.node_isolation",
         *(f"features.cluster.{name}" for name in (
@@ -109,7 +109,7 @@ NUMBERS_ELSEWHERE = {
             "reporter.api_server")),
         "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer",
         "sources.nri.call_codec", "wire"), "it is a number already"),
-    **dict.fromkeys(("cli.doctor", "doctor.source_checks", "doctor.service_checks",
+    **dict.fromkeys(("features.doctor.verbs.doctor", "features.doctor.source_checks", "features.doctor.service_checks",
                      "features.network.network_inspection", "features.demo", "cli.completion"),
                     "the program's own answer, or its own start"),
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 
 #: Seconds. A loaded machine takes long to start a shell.
 PATIENCE = 120.0
+PATIENT = {**os.environ, "VMPIN_COMPLETION_DEADLINE": "120"}
 VMPIN = [sys.executable, "-m", "vmpin.cli"]
 
 
@@ -84,3 +85,15 @@ def pod(number: int, namespace: str, name: str, *containers: str) -> dict[str, o
     """Its entry of the status document."""
     return {"id": f"{number:x}".ljust(64, "0"), "pod": {"namespace": namespace, "name": name},
             "containers": [{"id": f"{number:032x}{at:032x}", "name": each} for at, each in enumerate(containers, 1)]}
+
+
+def offered(tmp_path: Path, line: str, environment: Mapping[str, str] = PATIENT) -> list[str]:
+    """What completes the line at its end, as the shells' scripts ask for it; without a shell's quotes."""
+    answer = tmp_path / "answer"
+    answer.write_bytes(b"")
+    ran = subprocess.run(VMPIN, timeout=120, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={
+        **environment, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "fish", "_ARGCOMPLETE_IFS": "\v",
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line, "COMP_POINT": str(len(line))})
+    assert (ran.stdout, ran.stderr) == ("", "")
+    return [word for word in answer.read_text().split("\v") if word]

@@ -93,10 +93,10 @@ def _parsed(answer: bytes, place: object) -> Document:
 
 def _check_running(config: Config, hint: str) -> None:
     """Check that the watcher is not stopped. :raises WatcherStopped: the process that holds its lock is."""
-    from vmpin.doctor.own_facts import lock_holder
+    from vmpin.host.lock import lock_holder
     from vmpin.host.procfs import Procfs
     proc = Procfs(config.paths.proc)
-    pid = lock_holder(config, proc)
+    pid = lock_holder(config.paths.lock_file, proc)
     stat = None if pid is None else proc.stat(pid)
     if pid is not None and stat is not None and stat.state == "T":  # proc_pid_stat(5): stopped by a signal
         raise WatcherStopped(pid, hint)

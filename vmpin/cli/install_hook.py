@@ -9,7 +9,7 @@ from typing import Any
 from vmpin.bounded import load_json
 from vmpin.cli.output import VERSION
 from vmpin.cli.verbs import Verbs, directory, new_file, output_flag, verb
-from vmpin.doctor.source_checks import CRIO_DEFAULT
+from vmpin.domain.facts import CRIO_DEFAULT
 from vmpin.errors import UsageError
 from vmpin.install import oci_hook
 from vmpin.install.file_operations import Operation, WriteFile, execute

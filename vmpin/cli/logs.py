@@ -175,7 +175,7 @@ def log_of(config: Config, file: str | None, since: float | None) -> Log:
         return Log("standard input", _kept(_parsed(raw.decode("utf-8", "replace") for raw in sys.stdin.buffer), since))
     if file is not None:
         return _file_log(Path(file), file, since)
-    from vmpin.doctor.own_facts import unit
+    from vmpin.host.daemons import unit
     from vmpin.host.procfs import Procfs
 
     pid = watcher_pid(config)

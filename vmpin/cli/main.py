@@ -108,7 +108,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parsed, rest = verbs_parser(arguments).parse_known_args(arguments)
     if rest:
         raise _not_taken(arguments, rest[0])
-    parsed.run = parsed.run_instead(parsed) or parsed.run
+    parsed.run = next(filter(None, (instead(parsed) for instead in parsed.run_instead)), parsed.run)
     return parsed
 
 

@@ -104,11 +104,11 @@ class Registrations:
 
 def registered(config: Config) -> Registrations:
     """The registrations of this node, by the runtimes' configuration."""
-    from vmpin.doctor.own_facts import USUAL, hooks
     from vmpin.host import daemons
     from vmpin.host.files import Files
     from vmpin.host.procfs import Procfs
     from vmpin.runtime.engines import engines
+    from vmpin.runtime.registered_hooks import USUAL, hooks
 
     files = Files("/")
     programs = daemons.programs(Procfs(config.paths.proc), daemons.CONFIGURED)
@@ -121,11 +121,12 @@ def registered(config: Config) -> Registrations:
 def _refuse_other_watcher(config: Config, stopped: bool) -> None:
     """Refuse while another process sets masks that the service's stop does not end: nothing is done then.
     :param stopped: whether the service is to be stopped. :raises LockHeldError: naming the process."""
-    from vmpin.doctor.own_facts import lock_holder, unit
+    from vmpin.host.daemons import unit
+    from vmpin.host.lock import lock_holder
     from vmpin.host.procfs import Procfs
 
     proc = Procfs(config.paths.proc)
-    holder = lock_holder(config, proc)
+    holder = lock_holder(config.paths.lock_file, proc)
     if holder is not None and not (stopped and unit(proc, holder) == "vmpin.service"):
         raise LockHeldError(f"another vmpin (pid {holder}) is at work on {config.paths.run}",
                             "stop it first: it would set the masks again")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vmpin.cli.manual import Command
 
 #: In the order in which help shows them; each is in a module of its name.
-VERBS = ("watch", "status", "verify", "doctor", "plan", "repin", "unpin", "logs", "config", "install", "uninstall",
+VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "logs", "config", "install", "uninstall",
          "help", "completion", "guest", "version")
 #: Those that help lists apart, with those of features; and that it does not list, as an option does the same.
 _SERVICE_VERBS, _UNLISTED = ("guest",), ("version",)
@@ -54,8 +54,6 @@ in service:
   vmpin install hook --hooks-dir /usr/share/containers/oci/hooks.d
   vmpin install service      vmpin watch under systemd; --now starts it
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
-  vmpin verify --others      exit code 1 if another pod runs on exclusive CPUs, or may
-  vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with remedies
   vmpin unpin SANDBOX        restore the masks that its threads had before vmpin (--every: each sandbox's)
   vmpin repin SANDBOX        the opposite: place its threads again
 
@@ -180,7 +178,7 @@ def verb(verbs: Verbs, name: str, summary: str, run: Callable[[argparse.Namespac
         name, help=summary, description=about or f"{summary[0].upper()}{summary[1:]}.", epilog=epilog,
         formatter_class=HelpFormatter)
     global_options(parser)
-    parser.set_defaults(run=run, run_instead=lambda args: None)
+    parser.set_defaults(run=run, run_instead=())
     return parser
 
 
@@ -282,19 +280,6 @@ def directory(text: str) -> Path:
     if not text:
         raise UsageError("an empty path names no directory", "is a variable unset?")
     return Path(os.path.realpath(text) if ".." in Path(text).parts else os.path.abspath(text))
-
-
-def node_root(text: str) -> Path:
-    """The mount of the node's file system. :raises UsageError: if it is missing or empty, which would look like a node
-    without any configuration."""
-    root = directory(text)
-    try:
-        if os.listdir(root):
-            return root
-        why = "is empty"
-    except OSError as err:
-        why = err.strerror or str(err)
-    raise UsageError(f"--root {text}: {why}", "give the directory at which the node's file system is mounted")
 
 
 def new_file(text: str) -> str:

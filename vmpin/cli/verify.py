@@ -1,12 +1,10 @@
-"""`vmpin verify`: checks that every thread is, and was, on its CPUs; with --others, that owners of exclusive CPUs are
-alone there. For scripts and alerts."""
+"""`vmpin verify`: checks that every thread is, and was, on its CPUs. For scripts and alerts."""
 
 import argparse
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
 from vmpin.cli.run_times import duration, elsewhere, percent, print_proof, proof
@@ -36,9 +34,6 @@ SANDBOX only that sandbox and its collisions are checked, with -n those of one n
 With --since 24h also check where the threads ran in that time, by the watcher's samples (proof.sample_seconds): at
 most --tolerate percent of the run time may have been elsewhere. CERTAIN is run time between two samples on one CPU;
 any other run time counts for the CPU of the later sample. The time begins when the books were last saved before it.
-
-With --others check instead that the owners of exclusive CPUs are alone there. Every thread of the machine is sampled,
-not only those of VM sandboxes: its mask (may run), and for --seconds its run time and CPU (did run).
 """
 
 _EXITS = """\
@@ -51,47 +46,17 @@ findings:
 exit codes:
   0  no finding; also if no VM sandbox runs, or if the operator has unpinned all of them or switched them off by
      policy, which the output reports
-  1  a finding, a container on other CPUs than vmpin has given it, or more than --tolerate ran elsewhere; with
-     --others, another pod may run on exclusive CPUs of a pod or did (with --strict: any process)
+  1  a finding, a container on other CPUs than vmpin has given it, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and no thread could be compared (no VMM that vmpin recognizes,
      unmanaged, or not placed yet), the watcher does not answer, or without a watcher the required privileges are
      missing
 
-classes of --others:
-  vm         a thread of another VM sandbox: `vmpin verify` and `vmpin status POD --explain` have the reason
-  container  a process of another container: its cpuset reaches into exclusive CPUs
-  host       a daemon: CPUAffinity= of systemd keeps it off, for all of them in system.conf
-  kernel     a kernel thread that is not bound to one CPU: isolcpus= or taskset keeps it off, and a kworker/u* the
-             file /sys/devices/virtual/workqueue/cpumask. A thread that is bound to its CPU is no finding
-  pause      a pod's pause process, which sleeps, whatever its mask: left out except with --strict. If it ran there,
-             its class is container
-
-The kubelet keeps pods apart, but does not keep daemons and kernel threads off a pod's CPUs: these are listed, and
-cause exit code 1 only with --strict.
-This command is a host process as well, and may run where its shell may: `taskset -c 0 vmpin verify --others`.
-
-columns of run time on each owner's CPUs:
-  BUSY       the kernel's own count
-  BY OWNER   threads of the owner
-  BY KERNEL  kernel threads bound to that CPU
-  BY OTHERS  the findings
-  UNSEEN     the rest: interrupts, and threads that started and ended between two samples
-
 examples:
   vmpin verify
   vmpin verify --since 24h --tolerate 0.1
   vmpin verify shop
-  vmpin verify --others                             five seconds
-  vmpin verify --others --seconds 60 -o json        a minute, every finding with its threads
-  vmpin verify --others --seconds 0                 masks only, at once
-  vmpin verify --others --ignore host kernel        other pods only
-  vmpin verify --others --strict                    exit code 1 also for daemons and kernel threads
 """
-
-#: Of --others, as `vmpin.doctor.others` has them, which is imported where they are used.
-_CLASSES = ("vm", "container", "host", "kernel", "pause")
-
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 if not)", run,
@@ -102,43 +67,14 @@ def add_parser(verbs: Verbs) -> None:
         "also where they ran since then: 90s, 30m, 24h, 7d"))
     parser.add_argument("--tolerate", metavar="PERCENT", default="0", help=about_this_node(
         "share of the run time that may have been elsewhere (default: 0)"))
-    parser.add_argument("--others", action="store_true", help=about_this_node(
-        "check that owners of exclusive CPUs are alone there"))
-    parser.add_argument("--seconds", type=_seconds, metavar="N", help=about_this_node(
-        "with --others, for how long to sample run times; 0: masks only (default: 5)"))
-    parser.add_argument("--ignore", nargs="+", action="extend", default=[], choices=_CLASSES, metavar="CLASS",
-                        help=about_this_node(f"with --others, leave out findings of a class: {', '.join(_CLASSES)}"))
-    parser.add_argument("--strict", action="store_true", help=about_this_node(
-        "with --others, exit 1 for every finding, also daemons, kernel threads and pause processes"))
     direct_flag(parser)
     watch_flag(parser)
     output_flag(parser, ("text", "json"))
 
 
-def _seconds(text: str) -> float:
-    if (seconds := parse_real(text, 86400)) is not None:
-        return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 86400 (a day)")
-
-
-def _refuse_mixed(args: argparse.Namespace) -> None:
-    """Refuse what --others does not go with, and what goes with it alone. :raises UsageError:"""
-    if args.others:
-        given = {"a SANDBOX": args.sandbox is not None, "-n": args.namespace, "--since": args.since is not None}
-        if name := next((name for name, there in given.items() if there), ""):
-            raise UsageError(f"--others is about all exclusive CPUs of this node: it goes without {name}",
-                             "`vmpin isolation POD` has how much of its CPUs' time others took from a pod")
-    elif args.seconds is not None or args.ignore or args.strict:
-        raise UsageError("--seconds, --ignore and --strict go with --others", "`vmpin verify --others`")
-
-
 @answering(UnseenError)
 def run(args: argparse.Namespace) -> int:
-    _refuse_mixed(args)
     config, tolerated = usable_config(args), percent(args.tolerate)
-    if args.others:
-        from vmpin.cli.verify_others import verify_others
-        return verify_others(config, args)
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:
         raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")

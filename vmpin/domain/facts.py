@@ -28,6 +28,9 @@ _HARMLESS = frozenset((
 #: The kinds of daemons that give out CPUs by themselves.
 ALLOCATORS = frozenset(("balloons", "topology-aware", "nri-policy", "koordinator", "crane", "cri-resmgr",
                         "dra-driver-cpu", "katalyst", "cpu-pooler"))
+#: The directory of hooks that CRI-O reads by default (1.37, pkg/config/config.go:1239); a --hooks-dir on its command
+#: line has no effect.
+CRIO_DEFAULT = "/usr/share/containers/oci/hooks.d"
 #: One parameter of a kernel's command line; blanks in quotes do not end it (lib/cmdline.c: next_arg).
 _PARAMETER = re.compile(r'(?:"[^"]*(?:"|$)|[^\s"])+')
 

@@ -1,13 +1,14 @@
 """The features of vmpin: a folder each, of which the core names none (`vmpin/feature.py`)."""
 
 NAMES = (
+    # Before others: its checks come first.
+    "doctor",
     "allocator",
     "isolation",
     "irqs",
     "scheduling",
     "network",
     "memory",
-    "gather",
     "map",
     # After others: what explain quotes of a pod's author comes last.
     "cluster",

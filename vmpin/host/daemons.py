@@ -15,7 +15,7 @@ from vmpin.errors import SourceError
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs, read_file
 
-#: The kind of daemon of each program (doctor.others).
+#: The kind of daemon of each program.
 DAEMONS = {
     "irqbalance": "irqbalance", "tuned": "tuned", "numad": "numad", "libvirtd": "libvirt", "virtqemud": "libvirt",
     "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
@@ -40,6 +40,7 @@ _MASKS = frozenset(("isolated_cores", "ps_blacklist", "cgroup_ps_blacklist", "ps
 #: A variable of tuned; and one set in a file that [variables] includes.
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _ASSIGNMENT = re.compile(r"^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*?)[ \t]*(?:#.*)?$", re.MULTILINE)
+_UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 #: Keys of a section of a tuned profile that are not options of its plugin; and the values that mean true.
 _OF_THE_UNIT, _YES = frozenset(("type", "enabled", "replace", "drop")), frozenset(("True", "true", "1"))
 
@@ -109,6 +110,13 @@ def flag(argv: Sequence[str], *names: str) -> str:
         if arg.startswith("-") and name in names:
             last = value if equals else argv[at + 1] if at + 1 < len(argv) else last
     return last
+
+
+def unit(proc: Procfs, pid: int) -> str:
+    """The systemd service of a process, "" for none."""
+    raw = read_file(f"{proc.root}/{pid}/cgroup") or b""
+    match = _UNIT.search(os.fsdecode(raw))
+    return "" if match is None else match[1]
 
 
 def daemons(running: Iterable[Program]) -> tuple[Daemon, ...]:

@@ -8,9 +8,13 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vmpin.errors import LockHeldError, WatcherError
 from vmpin.host.files import open_regular, read_regular
+
+if TYPE_CHECKING:
+    from vmpin.host.procfs import Procfs
 
 #: Below the pid, while the process and all before it have set no mask: it may be killed before that.
 _UNUSED = b"no mask set yet\n"
@@ -121,3 +125,19 @@ def of_another(path: Path) -> bool:
     except OSError:
         return False
     return _shows_use(raw) and raw.strip() != b"%d" % os.getpid()
+
+
+def lock_holder(path: Path, proc: Procfs) -> int | None:
+    """Pid of the process that holds the watcher's lock, from the kernel's list of locks; None if it is free. (To try
+    the lock would make a watcher fail that starts at that moment.)"""
+    try:
+        info = path.stat()
+        table = Path(f"{proc.root}/locks").read_text("ascii", "replace")
+    except OSError:
+        return None
+    file = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    for line in table.splitlines():
+        fields = line.split()  # 1: FLOCK ADVISORY WRITE 1234 00:17:5678 0 EOF
+        if "FLOCK" in fields and fields[-3] == file:
+            return int(fields[-4])
+    return None

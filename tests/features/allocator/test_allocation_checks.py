@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from doctor_facts import facts, verdict
+from healthy_node import facts, verdict
 
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.finding import Level
 from vmpin.domain.facts import CpuFacts, Daemon, FoundSetting, KubeletConfig, NodeFacts, OtherAllocator
+from vmpin.domain.finding import Level
 
 GIVING = {"allocate.mode": "on", "allocate.reserved": "0"}
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.others import judge
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.allocation_report import AllocatorView, allocation_report
@@ -18,10 +17,11 @@ from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
 from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.ledger_holders import held_cpus, ledger_owners
+from vmpin.features.isolation.others import judge
+from vmpin.features.isolation.usage import SampledProcess, SampledThread
 from vmpin.features.map import svg
 from vmpin.features.map.node_map import Picture, picture
 from vmpin.features.map.text import lines
-from vmpin.residency.usage import SampledProcess, SampledThread
 
 CPUS = CpuSet.parse("0-15")
 MACHINE = Topology.build(CPUS, [CpuSet.parse(f"{cpu},{cpu + 8}") for cpu in range(8)],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from doctor_facts import facts, running
+from healthy_node import facts, running
 
-from vmpin.doctor.checks import all_checks
 from vmpin.domain.facts import NodeFacts
 from vmpin.features.cluster.reporter_check import reporter
+from vmpin.features.doctor.checks import all_checks
 
 
 @pytest.mark.parametrize(("known", "level", "text"), [

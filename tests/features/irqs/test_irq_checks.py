@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_facts import facts, status, verdict
+from healthy_node import facts, status, verdict
 from irq_tree import IrqTree
 from trees import make_tree
 
 from vmpin.config.loading import load
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.finding import CheckResult, Level
 from vmpin.domain.facts import CpuFacts, Daemon, Kernel
+from vmpin.domain.finding import CheckResult, Level
 from vmpin.features.irqs.irq_facts import irq_facts
 
 RUNS = (Daemon("irqbalance", "irqbalance", 4),)

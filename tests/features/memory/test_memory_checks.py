@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from doctor_facts import facts, sandbox, status, verdict
+from healthy_node import facts, sandbox, status, verdict
 
-from vmpin.doctor.finding import Level
+from vmpin.domain.finding import Level
 
 
 def memory(away: float | None, why: str = "") -> dict[str, Any]:

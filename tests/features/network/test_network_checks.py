@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doctor_facts import facts, sandbox, status, verdict
+from healthy_node import facts, sandbox, status, verdict
 
-from vmpin.doctor.finding import Level
+from vmpin.domain.finding import Level
 
 TAP = {"name": "tap0_kata", "kind": "tap", "queues": 1, "vhost": 1, "workers": [], "path": [],
        "nics": [{"name": "eno1", "device": "pci/a", "numa_node": 1}], "numa_node": 1, "note": ""}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_facts import facts, verdict
+from healthy_node import facts, verdict
 from trees import make_tree
 
 from vmpin.config.loading import load
-from vmpin.doctor.finding import CheckResult, Level
+from vmpin.domain.finding import CheckResult, Level
 from vmpin.domain.terminal import as_written
 from vmpin.features.scheduling.manifest import FEATURE
 from vmpin.features.scheduling.scheduling_facts import restricted

@@ -13,7 +13,7 @@ import yaml
 
 from vmpin.cli.main import main
 from vmpin.cli.output import print_data, print_markdown, table
-from vmpin.cli.verbs import directory, new_file, node_root
+from vmpin.cli.verbs import directory, new_file
 from vmpin.errors import UsageError
 
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
@@ -60,21 +60,7 @@ def test_an_empty_path_is_not_the_current_directory(here: Path, capsys: pytest.C
     assert sorted(here.iterdir()) == before
 
 
-@pytest.mark.parametrize(("root", "why"), [
-    ("none", "No such file or directory"), ("other/below", "is empty"), ("spec.json", "Not a directory"),
-    ("none/", "No such file or directory"), ("../none", "No such file or directory"), ("", "names no directory")])
-def test_a_root_that_is_not_there_is_no_clean_node(here: Path, capsys: pytest.CaptureFixture[str], root: str,
-                                                   why: str) -> None:
-    assert main(["doctor", "kata", "--root", root]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert why in printed.err
 
-
-def test_a_root_that_is_there_is_taken(here: Path) -> None:
-    assert node_root("other/") == node_root("link/..") == here / "other"
-    assert node_root("/") == Path("/")
-    assert node_root("/proc/self/root") == Path("/proc/self/root"), "its text is another namespace's"
 
 
 # Files

@@ -6,17 +6,16 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from need import need_tool
-from typed_shell import VMPIN, TypedShell, answering_watcher, pod, typed_shell
+from typed_shell import PATIENT, VMPIN, TypedShell, answering_watcher, offered, pod, typed_shell
 
 from vmpin.cli.manual import Command
 from vmpin.cli.verbs import grammar, verb_modules
 from vmpin.config.settings import BY_KEY
-from vmpin.doctor.checks import all_checks
 
 #: Each begins and ends in a way of its own, and would create the file `made` if a shell ran any of it.
 HOSTILE = ("e1 $(touch made)end1", "e2`touch made`end2", "e3;touch made;end3", "e4'\"'$(touch made)end4",
@@ -97,21 +96,6 @@ def test_hostile_names_are_one_argument_each_and_run_nothing(shell: str, environ
     assert not (tmp_path / "made").exists()
 
 
-PATIENT = {**os.environ, "VMPIN_COMPLETION_DEADLINE": "120"}
-
-
-def offered(tmp_path: Path, line: str, environment: Mapping[str, str] = PATIENT) -> list[str]:
-    """What completes the line at its end, as the shells' scripts ask for it; without a shell's quotes."""
-    answer = tmp_path / "answer"
-    answer.write_bytes(b"")
-    ran = subprocess.run(VMPIN, timeout=120, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={
-        **environment, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "fish", "_ARGCOMPLETE_IFS": "\v",
-        "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
-        "COMP_LINE": line, "COMP_POINT": str(len(line))})
-    assert (ran.stdout, ran.stderr) == ("", "")
-    return [word for word in answer.read_text().split("\v") if word]
-
-
 def test_the_names_are_those_that_mean_one_thing(environment: dict[str, str], tmp_path: Path) -> None:
     def names(line: str) -> list[str]:
         return offered(tmp_path, f"vmpin {line}", environment)
@@ -154,7 +138,6 @@ def test_every_verb_option_and_choice_of_the_parsers_is_offered(tmp_path: Path) 
     assert offered(tmp_path, "vmpin --config x comp") == ["completion"]
     assert set(offered(tmp_path, "vmpin --set ")) == {f"{key}=" for key in BY_KEY}
     assert set(offered(tmp_path, "vmpin status --set ")) == {f"{key}=" for key in BY_KEY}
-    assert set(offered(tmp_path, "vmpin doctor ")) == {check.name for check in all_checks()}
     assert {"placement", "status"} <= set(offered(tmp_path, "vmpin help "))
     for path, command in leaves(grammar()):
         whole = [name for option in command.options for name in option.names if name.startswith("--")]
@@ -173,4 +156,4 @@ def test_a_tab_loads_one_verb_and_nothing_of_the_others(tmp_path: Path) -> None:
                              "COMP_LINE": "vmpin status --", "COMP_POINT": "15"})
     loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
     assert {"argcomplete", "vmpin.cli.control_client"} <= loaded
-    assert not {"vmpin.doctor.checks", "vmpin.cli.run_times", "rich", "yaml", "asyncio", "jinja2"} & loaded
+    assert not {"vmpin.cli.run_times", "rich", "yaml", "asyncio", "jinja2"} & loaded

@@ -35,8 +35,6 @@ def test_the_topics_are_the_pages_of_the_documentation(capsys: pytest.CaptureFix
     assert all("#" not in title for _, title in listed)
     assert main(["help", "exit-codes"]) == 0
     assert capsys.readouterr().out == (ROOT / "docs" / "exit-codes.md").read_text()
-    assert main(["help", "doctor"]) == 0  # a command's name, too
-    assert capsys.readouterr().out == (ROOT / "docs" / "doctor.md").read_text()
 
 
 @pytest.mark.parametrize("verb", ["status", "version", "help"])

@@ -26,7 +26,7 @@ from vmpin.cli.verbs import verbs_parser, without_seconds
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("VMPIN_", "LINES", "COLUMNS"))}
 #: What reads, and is worth reading again.
-WATCHED = {"status", "verify", "doctor", "plan"}
+WATCHED = {"status", "verify", "plan"}
 
 
 @pytest.fixture

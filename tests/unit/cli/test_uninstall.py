@@ -15,7 +15,7 @@ from test_install_service import calls, units
 from vmpin.cli import uninstall
 from vmpin.cli.main import main
 from vmpin.cli.uninstall import Registrations
-from vmpin.doctor import own_facts
+from vmpin.host import lock
 from vmpin.install import oci_hook
 from vmpin.install.oci_hook import HookOptions
 
@@ -209,7 +209,7 @@ def test_a_hook_that_another_removal_has_moved_up_is_removed(tmp_path: Path, com
 def test_a_watcher_that_is_no_service_stops_it_before_anything_is_done(
         installed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(own_facts, "lock_holder", lambda config, proc: os.getpid())
+    monkeypatch.setattr(lock, "lock_holder", lambda path, proc: os.getpid())
     before = {*tmp_path.rglob("*")}
     for words in installed, [*installed, "--dry-run"]:
         run(words, capsys, code=1)

@@ -18,10 +18,8 @@ from typing import Any
 import pytest
 from need import need_root
 
-from vmpin.cli.main import main
-from vmpin.cli.verify import _CLASSES, refuse_blind
+from vmpin.cli.verify import refuse_blind
 from vmpin.config import loading as config
-from vmpin.doctor.others import Kind
 
 
 def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:
@@ -206,18 +204,3 @@ def _read_as_another_user(place: Path, closed: str) -> None:
     os.waitpid(child, 0)
     assert text == (f"no watcher answers, and {place / closed} cannot be read: permission denied" if closed
                     else "seen")
-
-
-@pytest.mark.parametrize(("words", "error"), [
-    (["--others", "shop"], "without a SANDBOX"), (["--others", "-n", "shop"], "without -n"),
-    (["--others", "--since", "1h"], "without --since"),
-    (["--strict"], "go with --others"),
-    (["--seconds", "0"], "go with --others"), (["--ignore", "host"], "go with --others")])
-def test_what_is_about_others_goes_with_others_alone(words: list[str], error: str,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", *words]) == 2
-    assert error in capsys.readouterr().err
-
-
-def test_the_classes_of_others_are_those_that_are_found() -> None:
-    assert [*Kind] == [*_CLASSES]

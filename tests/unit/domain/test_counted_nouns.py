@@ -19,8 +19,8 @@ PLURAL = re.compile(
     r"messages|nodes|owners|pods|processes|queues|records|rounds|samples|sandboxes|threads|times|vCPUs|VMs|workers)\b")
 #: More than one each time the text is made: what is more than there may be, or is listed where there are several.
 SEVERAL = {
-    ("vmpin/cli/verify_others.py", "len(use.owners)"), ("vmpin/cli/verify_others.py", "of"),
-    ("vmpin/cli/verify_others.py", "sampler.samples"), ("vmpin/cli/repetition.py", "len(lines) - room + 1"),
+    *(("vmpin/features/isolation/verbs/verify_others.py", text) for text in (
+        "len(use.owners)", "of", "sampler.samples")), ("vmpin/cli/repetition.py", "len(lines) - room + 1"),
     ("vmpin/features/allocator/scenario_events.py", "len(created)"),
     ("vmpin/features/allocator/watcher_part.py", "len(grants)"),
     ("vmpin/features/demo/probe_vm.py", "count"), ("vmpin/features/demo/worth_report.py", "at.rounds"),

@@ -208,3 +208,11 @@ def test_programs_that_give_out_cpus_are_known_however_they_are_started(
     """By the node, by a pod, or by the runtime, which puts a plugin's index before its name."""
     (found,) = daemons.daemons(daemons.programs(proc(tmp_path, p7=f"{argv0}|--v=4")))
     assert (found.kind, found.pid) == (kind, 7)
+
+
+def test_the_unit_of_a_process_is_the_last_of_its_cgroup(tmp_path: Path) -> None:
+    proc = Procfs(make_tree(tmp_path, """
+        7/cgroup = 12:cpuset:/\\n1:name=systemd:/system.slice/vmpin.service\\n0::/system.slice/vmpin.service
+        8/cgroup = 0::/user.slice/session-1.scope
+    """))
+    assert [daemons.unit(proc, pid) for pid in (7, 8, 9)] == ["vmpin.service", "", ""]

@@ -9,8 +9,8 @@ import re
 
 from vmpin.bounded import parse_real
 from vmpin.cpuset import CpuSet, CpuSetError, union
-from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import ALLOCATORS, KubeletConfig, NodeFacts
+from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of
 
 _RESERVATIONS = ("systemReserved", "kubeReserved")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.doctor.others import CpuOwner
+from vmpin.domain.cpu_owner import CpuOwner
 from vmpin.domain.held_cpus import CpuHolder, HeldCpus
 from vmpin.domain.terminal import printable
 from vmpin.features.allocator.allocation_report import free_text

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.doctor.finding import Check
-    from vmpin.doctor.others import CpuOwner
+    from vmpin.domain.cpu_owner import CpuOwner
+    from vmpin.domain.finding import Check
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
@@ -192,7 +192,7 @@ def _watched_annotations(config: Config) -> Callable[[str], bool] | None:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.doctor.finding import Check
+    from vmpin.domain.finding import Check
     from vmpin.features.allocator.allocation_checks import allocation
 
     return [Check("allocation", "allocate.mode: other programs that give out CPUs, and what the scheduler counts",

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vmpin.config.timeouts import Timeouts
-from vmpin.doctor.finding import several
 from vmpin.domain.assignments import Assignments
+from vmpin.domain.finding import several
 from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
 from vmpin.features.allocator.allocation_report import AllocatorView, brief

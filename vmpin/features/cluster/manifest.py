@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.doctor.finding import Check
+    from vmpin.domain.finding import Check
 
 _ABOUT = """\
 Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;
@@ -70,7 +70,7 @@ def _options(verb: str, parser: ArgumentParser) -> None:
     if plugin:
         of_this_node = of_this_node.partition("\nexamples:\n")[0]
     parser.epilog = of_this_node.lstrip() + _EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb)
-    parser.set_defaults(run_instead=lambda args: _run_on_all_nodes(verb, args))
+    parser.set_defaults(run_instead=(lambda args: _run_on_all_nodes(verb, args), *parser.get_default("run_instead")))
     group = parser.add_argument_group("all nodes of a cluster", _ABOUT)
     group.add_argument("--all-nodes", action="store_true", default=plugin,
                        help=f"every node of the cluster{' (always so here)' if plugin else ', instead of this one'}")
@@ -106,7 +106,7 @@ def _sentences(sandbox: Document) -> Iterable[str]:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.doctor.finding import Check
+    from vmpin.domain.finding import Check
     from vmpin.features.cluster.reporter_check import reporter
 
     return [Check("reporter", "whether this node's reporter reaches the API server", reporter)]

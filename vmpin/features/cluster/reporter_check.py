@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vmpin.doctor.finding import CheckResult, ok, warn
 from vmpin.domain.facts import NodeFacts
+from vmpin.domain.finding import CheckResult, ok, warn
 
 
 def reporter(facts: NodeFacts) -> CheckResult:

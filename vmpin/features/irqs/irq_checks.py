@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
-from vmpin.doctor.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
+from vmpin.domain.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of
 
 _SHOWN = 20

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.domain.terminal import excerpt, pod_name, short_id
 from vmpin.features.isolation.isolation_books import ForeignProgram, ForeignRun, ProgramKind
+from vmpin.features.isolation.usage import container_of
 from vmpin.host.cpu_times import Schedstat, process_ran
 from vmpin.host.procfs import Stat, read_file, seconds_since_boot
 from vmpin.reconcile.view import NodeView
-from vmpin.residency.usage import container_of
 
 #: Processes and threads that ran less since the last scan are left out (ns).
 _LEAST = 1_000_000

@@ -27,13 +27,19 @@ def _files(config: Config) -> Iterable[Path]:
     return files_of(config.paths.run / "isolation")
 
 
-#: An example for the help of the program.
-_EXAMPLE = "  vmpin top                  live: which threads take the CPUs of which pods\n"
+#: Examples for the help of the program.
+_OTHERS = "  vmpin verify --others      exit code 1 if another pod runs on exclusive CPUs, or may\n"
+_TOP = "  vmpin top                  live: which threads take the CPUs of which pods\n"
 
 
 def _options(verb: str, parser: ArgumentParser) -> None:
     if not verb and parser.epilog is not None:
-        parser.epilog = parser.epilog.replace("\nexit codes:", f"{_EXAMPLE}\nexit codes:", 1)
+        parser.epilog = parser.epilog.replace("is impossible\n", f"is impossible\n{_OTHERS}", 1).replace(
+            "\nexit codes:", f"{_TOP}\nexit codes:", 1)
+    if verb == "verify":
+        from vmpin.features.isolation.verbs.others_options import add_options
+
+        add_options(parser)
 
 
 _VERBS = "vmpin.features.isolation.verbs"

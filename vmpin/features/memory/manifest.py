@@ -10,7 +10,7 @@ from vmpin.feature import Document, Feature, WatcherPart
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.doctor.finding import Check
+    from vmpin.domain.finding import Check
     from vmpin.errors import ConfigError
 
 
@@ -67,7 +67,7 @@ def _legend(sandbox: Document) -> str:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.doctor.finding import Check
+    from vmpin.domain.finding import Check
     from vmpin.features.memory.memory_checks import memory
 
     return [Check("memory", "VMs whose memory is on another NUMA node than their vCPUs", memory)]

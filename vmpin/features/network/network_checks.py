@@ -4,8 +4,8 @@ Pure."""
 
 from __future__ import annotations
 
-from vmpin.doctor.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
+from vmpin.domain.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of, pod_name, short_id
 from vmpin.features.network.network_text import summary
 

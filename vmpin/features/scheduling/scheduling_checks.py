@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vmpin.doctor.finding import CheckResult, ok, warn
 from vmpin.domain.facts import NodeFacts
+from vmpin.domain.finding import CheckResult, ok, warn
 from vmpin.domain.terminal import number_of
 
 _DROP_IN = "systemctl edit vmpin: [Service] RestrictRealtime=no, then systemctl restart vmpin (docs/scheduling.md)"

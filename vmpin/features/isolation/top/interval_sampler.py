@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from vmpin.features.isolation.thread_usage import idle_times
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.residency.thread_usage import idle_times
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Samples after which the cgroup of a process that runs is read again.

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.doctor.others import CpuOwner, owners_of, sandboxes_of
+from vmpin.domain.cpu_owner import CpuOwner
 from vmpin.domain.pod_names import PodNames, names_of, with_names
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.feature import notes_on_cpus
+from vmpin.features.isolation.others import owners_of, owns, sandboxes_of
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval
-from vmpin.residency.usage import SampledProcess, container_of
+from vmpin.features.isolation.usage import SampledProcess, container_of
 
 #: Of a container in its guest, the most urgent first; then whatever else there is.
 _GUEST = ("error", "left alone", "no agent", "pending", "sent", "applied")
@@ -85,7 +86,7 @@ class NodeDescription:
         if key not in self._pods:
             container, sampled = container_of(process.cgroup), _sampled(process)
             self._pods[key] = self.by_container.get(container or "") or next(
-                (owner.sandbox for owner in self.owners if not owner.vm and owner.owns(sampled, None)), None)
+                (owner.sandbox for owner in self.owners if not owner.vm and owns(owner, sampled, None)), None)
         return self._pods[key]
 
     def cpus_of(self, process: ProcessInterval, sandbox: str | None) -> frozenset[int]:
@@ -93,7 +94,7 @@ class NodeDescription:
         key = (process.pid if sandbox is None else 0), process.cgroup, sandbox
         if key not in self._cpus:
             sampled = _sampled(process)
-            self._cpus[key] = union(owner.cpus for owner in self.owners if owner.owns(sampled, sandbox)).frozen()
+            self._cpus[key] = union(owner.cpus for owner in self.owners if owns(owner, sampled, sandbox)).frozen()
         return self._cpus[key]
 
     def label_of(self, process: ProcessInterval, sandbox: str | None) -> str:

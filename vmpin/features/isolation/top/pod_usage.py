@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vmpin.features.isolation.isolation_books import ProgramKind
 from vmpin.features.isolation.top.node_description import DescribedPod, NodeDescription
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
-from vmpin.residency.usage import container_of
+from vmpin.features.isolation.usage import container_of
 
 
 class ForeignThread(NamedTuple):

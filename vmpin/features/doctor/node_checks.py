@@ -1,0 +1,152 @@
+"""Checks of the machine: privileges and namespaces, kernel, CPUs and their isolation, cgroups.
+
+Pure."""
+
+from __future__ import annotations
+
+from vmpin.cpuset import CpuSet, union
+from vmpin.domain.facts import NodeFacts
+from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.domain.terminal import number_of
+
+#: By capability, the effect of its absence.
+NEEDED = {
+    "CAP_SYS_NICE": "masks of other users' threads cannot be set",
+    "CAP_SYS_PTRACE": "vCPU threads without a name cannot be identified (/proc/PID/task/TID/syscall and /proc/PID/fd)",
+    "CAP_DAC_READ_SEARCH": "VMMs that do not run as root, and their bundles, cannot be read"}
+_GRANT = ("run it as root, or give the service the capability (CapabilityBoundingSet= in config/vmpin.service, "
+          "watcher.privileged in the chart's values)")
+
+
+def privileges(facts: NodeFacts) -> CheckResult:
+    rights = facts.rights
+    process = f"{rights.who} (pid {rights.pid}, uid {rights.uid})"
+    if rights.capabilities is None:
+        return unknown(f"the capabilities of {rights.who} cannot be read", process, remedy="run this as root")
+    has = ", ".join(sorted(rights.capabilities)) or "none of the required ones"
+    evidence = [f"{process} has {has}"]
+    wanted = dict(NEEDED)
+    if "CAP_DAC_OVERRIDE" in rights.capabilities:
+        del wanted["CAP_DAC_READ_SEARCH"]  # CAP_DAC_OVERRIDE includes it
+    if facts.settings.get("watch.status_group"):
+        wanted["CAP_CHOWN"] = "the status socket cannot be given to watch.status_group"
+    lacking = [name for name in wanted if name not in rights.capabilities]
+    evidence += [f"without {name} {wanted[name]}" for name in lacking]
+    if facts.watcher.state != "running" and rights.uid != 0 and "CAP_SYS_NICE" in lacking:
+        return unknown("no watcher was found, and this command is not root: the privileges of a watcher are unknown",
+                       *evidence, remedy="run this as root")
+    if "CAP_SYS_NICE" in lacking:
+        return bad(f"{rights.who} cannot set masks", _GRANT, *evidence)
+    if lacking:
+        return warn(f"{rights.who} lacks {', '.join(lacking)}", _GRANT, *evidence)
+    return ok(f"{rights.who} has every required capability", *evidence)
+
+
+def namespaces(facts: NodeFacts) -> CheckResult:
+    rights = facts.rights
+    initial_by_name = {"pid": rights.pid_ns, "user": rights.user_ns}
+    evidence = [f"{name} namespace: {'the machine' if initial else 'not the machine'}'s own"
+                for name, initial in initial_by_name.items() if initial is not None]
+    if rights.pid_ns is False:
+        return bad(f"{rights.who} is in a pid namespace of its own: the VMMs of the node are invisible",
+                   "in a pod: hostPID: true (config/kubernetes/vmpin.yaml)", *evidence)
+    if rights.user_ns is False:
+        return bad(f"{rights.who} is in a user namespace: its capabilities do not reach the node's threads",
+                   "run it outside that namespace; in a pod without hostUsers: false", *evidence)
+    if None in initial_by_name.values():
+        return unknown("the namespaces cannot be read", *evidence)
+    return ok(f"{rights.who} sees the machine's processes", *evidence)
+
+
+def kernel(facts: NodeFacts) -> CheckResult:
+    running = facts.kernel
+    if running.version is None:
+        return unknown(f"the kernel's release {running.release!r} names no version")
+    evidence = [f"Linux {running.release}"]
+    if running.version < (6, 4):
+        evidence.append("vhost workers are kernel threads beside the VMM (before 6.4)")
+    elif running.version < (6, 12):
+        evidence.append("vhost workers are threads of the VMM (since 6.4)")
+    else:
+        evidence.append("vhost workers are threads of the VMM (since 6.4), or beside it if the kernel is configured "
+                        "to fork them (since 6.12): vmpin finds both")
+    if not running.schedstat:
+        evidence.append("no /proc/PID/schedstat (CONFIG_SCHED_INFO): run times are in clock ticks only")
+    if not running.kvm_debugfs:
+        evidence.append("no KVM debugfs (/sys/kernel/debug/kvm): one method less to identify vCPU threads, which "
+                        "matters for threads without names")
+    if running.version < (6, 2):
+        return warn("before 6.2 the kernel forgets a thread's mask whenever its cpuset changes", "none needed: masks "
+                    f"are restored at the next resync (every {facts.settings.get('watch.resync_seconds', '10')} s, "
+                    f"watch.resync_seconds). Linux 6.2 and newer remember it", *evidence)
+    return ok("the kernel remembers masks when a cpuset changes (since 6.2)", *evidence)
+
+
+def cpus(facts: NodeFacts) -> CheckResult:
+    machine = facts.cpus
+    if not machine.online:
+        return unknown("the online CPUs are unknown", machine.trouble)
+    evidence = [f"online {machine.online}" + (f" of {machine.present}" if machine.present else ""),
+                f"SMT {'is on' if machine.smt else 'is switched off' if machine.smt_off else 'is off or absent'}",
+                f"exclusive {facts.exclusive or 'none'}, shared pool {facts.pool or 'unknown'}"]
+    gone = facts.exclusive - machine.online
+    if gone:
+        return bad(f"CPUs {gone} are exclusive to a container and not online",
+                   "bring them online (echo 1 >/sys/devices/system/cpu/cpuN/online), or restart their pods", *evidence)
+    configured = union(CpuSet.parse(facts.settings.get(key, "")) for key in ("node.shared_pool", "node.housekeeping"))
+    if configured - machine.online:
+        return warn(f"CPUs {configured - machine.online} of node.shared_pool or node.housekeeping are not online",
+                    "correct the configuration, or bring them online", *evidence)
+    offline = machine.present - machine.online
+    if offline and facts.cgroups in ("v1", "hybrid") and not machine.smt_off:
+        return warn(f"CPUs {offline} are offline, and cgroup v1 has removed them from every cpuset permanently",
+                    "once they are online, write the CPUs into cpuset.cpus again, or restart the pods", *evidence)
+    return ok(f"{number_of(len(machine.online), 'CPU is')} online", *evidence)
+
+
+def isolation(facts: NodeFacts) -> CheckResult:
+    machine = facts.cpus
+    if not machine.online:
+        return unknown("the isolated CPUs are unknown", machine.trouble)
+    parameters = [text for text in facts.kernel.parameters
+                  if text.partition("=")[0] in ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")]
+    evidence = [f"isolated {machine.isolated or 'none'}, nohz_full {machine.nohz_full or 'none'}", *parameters]
+    piled = machine.isolated & facts.pool
+    if piled:
+        return warn(f"CPUs {piled} of the shared pool are isolated: the scheduler does not move threads among them, "
+                    "so shared containers and floating vCPUs pile up on one",
+                    "keep isolated CPUs out of the shared pool (kubelet: reservedSystemCPUs and a static policy leave "
+                    "them to exclusive containers), or remove isolcpus from the kernel's command line", *evidence)
+    if machine.isolated and not machine.isolated.isdisjoint(facts.exclusive):
+        evidence.append(f"isolated and exclusive: {machine.isolated & facts.exclusive}; one pinned vCPU on each works "
+                        "well, several floating vCPUs do not")
+    if machine.nohz_full & facts.pool:
+        evidence.append(f"nohz_full CPUs {machine.nohz_full & facts.pool} are in the shared pool, where it only "
+                        "adds overhead")
+    return ok("the kernel's CPU isolation does not conflict with placement" if evidence[1:] or machine.isolated
+              else "no CPU is isolated by the kernel", *evidence)
+
+
+def cgroups(facts: NodeFacts) -> CheckResult:
+    if facts.cgroups == "none":
+        return bad("no cpuset cgroups were found", "mount them at paths.cgroup (in a pod: /sys/fs/cgroup of the node, "
+                   "as in config/kubernetes/vmpin.yaml)")
+    evidence = [f"layout {facts.cgroups}"]
+    capped = []
+    for sandbox in facts.sandboxes:
+        group, mask = sandbox.get("cgroup"), sandbox.get("mask")
+        if group is None or not mask:
+            continue
+        lacking = CpuSet.parse(mask) - CpuSet.parse(group["cpus"])
+        if lacking:
+            capped.append(sandbox["id"])
+            evidence.append(f"{sandbox['id']}: mask {mask}, but {group['path']} has {group['cpus']}")
+    if capped:
+        vmms = number_of(len(capped), "VMM")
+        return warn(f"the cpuset cgroup keeps {vmms} off CPUs of the sandbox: {several(capped)}",
+                    "find the program that writes that cgroup: the kubelet, Kata (sandbox_cgroup_only), an NRI "
+                    "plugin, or systemd (daemon-reload with AllowedCPUs=)", *evidence)
+    if not facts.status:
+        return unknown(f"cgroups are {facts.cgroups}; whether VMMs have the CPUs of their sandboxes is "
+                       f"unknown: {facts.status_trouble}", *evidence, remedy="run this as root")
+    return ok(f"cgroups are {facts.cgroups}, and every VMM's cgroup has the CPUs of its sandbox", *evidence)

@@ -1,0 +1,120 @@
+"""Checks of other programs that set masks or write cpusets, and of the kernel's process events.
+
+Pure."""
+
+from __future__ import annotations
+
+from vmpin.domain.facts import ALLOCATORS, NodeFacts
+from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.domain.tuned_movers import mask_options, movers
+
+#: By kind of daemon: its effect on masks, and the remedy. tuned has a check of its own.
+PINNERS = {
+    "kubevirt": ("KubeVirt pins the vCPUs of its VMs with dedicatedCpuPlacement, and moves every other thread",
+                 "none, unless its VMs have names that vmpin manages (sandbox-ID); then exclude them by "
+                 "watch.only"),
+    "libvirt": ("libvirt sets vcpupin, emulatorpin and iothreadpin when its VMs start",
+                "none, unless its VMs have names that vmpin manages (sandbox-ID); then remove those elements"),
+    "balloons": ("the NRI policy plugin gives containers CPUs of its own choosing, shared within a balloon",
+                 "leave node.shared_pool unset: a VM that is alone in its balloon is then pinned on its CPUs, and one "
+                 "that shares it floats there. With the key set, vmpin would treat a balloon's CPUs as exclusive to "
+                 "one container"),
+    "topology-aware": ("the NRI policy plugin changes containers' cpusets by itself",
+                       "leave policy.runc_repair off: both would set the same cpusets again and again"),
+    "numad": ("numad moves processes to the node of their memory, all of their threads at once",
+              "stop it (systemctl disable --now numad), or keep it off the VMMs (numad -x PID)"),
+    "koordinator": ("koordlet writes cpusets of pods, and those of best-effort ones every second",
+                    "let only one of both decide: vmpin follows with policy.runc_repair off"),
+    "crane": ("crane-agent writes containers' cpusets every five seconds",
+              "let only one of both decide: vmpin follows with policy.runc_repair off"),
+    "nri-policy": ("the NRI policy plugin changes containers' cpusets by itself",
+                   "leave policy.runc_repair off: both would set the same cpusets again and again"),
+    "dra-driver-cpu": ("dra-driver-cpu gives containers the CPUs of their ResourceClaims over NRI, others the rest",
+                       "leave policy.runc_repair off: vmpin follows its claims"),
+    "katalyst": ("katalyst-agent writes containers' cpusets by their QoS, and changes its pools as it runs",
+                 "let only one of both decide: vmpin follows with policy.runc_repair off"),
+    "cpu-pooler": ("CPU-Pooler's setter writes containers' cpusets by the pool that they asked for",
+                   "let only one of both decide: vmpin follows with policy.runc_repair off"),
+    "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
+                   "none: vmpin follows the cpusets that the runtime received")}
+_BLIND = "the node's processes are invisible here"
+_SEE = "run this as root; in a pod: hostPID: true"
+
+
+def tuned(facts: NodeFacts) -> CheckResult:
+    running = [daemon for daemon in facts.daemons if daemon.kind == "tuned"]
+    active = facts.tuned
+    evidence = [f"tuned pid {daemon.pid}" for daemon in running]
+    if active.profile:
+        evidence.append(f"active profile {active.profile} ({several(active.files, 6) or 'its files were not found'})")
+    evidence += [f"{setting.file}: [scheduler] {key} = {setting.value}" for key, setting in active.scheduler.items()]
+    if not running:
+        return ok("tuned does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
+    if active.off:
+        return ok("tuned runs without a profile (`tuned-adm off`)", *evidence)
+    if not active.profile:
+        return unknown("tuned runs, and its profile is unknown", *evidence, remedy="tuned-adm active")
+    options, moving = mask_options(active), movers(active, _vmm_names(facts))
+    if not options and active.lost:
+        return unknown(f"tuned runs with profile {active.profile}, and {several(active.lost)} cannot be read here: "
+                       "whether it sets masks is unknown", *evidence, remedy="read the profile's tuned.conf "
+                       "where tuned runs: isolated_cores and group.* under [scheduler] set masks")
+    if not options:
+        return ok(f"tuned's profile {active.profile} sets no masks", *evidence)
+    if not moving:
+        return ok(f"tuned's profile {active.profile} sets masks, but not those of VMMs (ps_blacklist, ps_whitelist, "
+                  "or a group's pattern)", *evidence)
+    if active.scheduler.get("cgroup_ps_blacklist"):
+        return warn(f"tuned's profile {active.profile} sets masks; it excludes some cgroups, and the pattern decides "
+                    "whether these are the VMs'", "make cgroup_ps_blacklist match the VMMs' cgroups, including "
+                    "/kata_overhead", *evidence)
+    return bad(f"tuned's scheduler plugin also sets the masks of VMMs: profile {active.profile}, {several(moving)}",
+               "in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-.*;.*cloud-hyperviso.*;"
+               ".*firecracker.*;.*openvmm.*;.*virtiofsd.*;.*nydusd.*;.*containerd-shim.* (tuned compares the first 15 "
+               "characters of a name; its default has only qemu-kvm)", *evidence)
+
+
+def _vmm_names(facts: NodeFacts) -> set[str]:
+    """The names of the main threads of the node's VMMs, by the status."""
+    return {thread["name"] for sandbox in facts.sandboxes if (vmm := sandbox.get("vmm")) is not None
+            for thread in sandbox["threads"] if thread["tid"] == vmm["pid"]}
+
+
+def pinners(facts: NodeFacts) -> CheckResult:
+    rivals = [daemon for daemon in facts.daemons if daemon.kind in PINNERS]
+    kinds = dict.fromkeys(daemon.kind for daemon in rivals)
+    evidence = [f"{daemon.name} pid {daemon.pid}" for daemon in rivals]
+    if not kinds and not facts.sees:
+        return unknown(_BLIND, remedy=_SEE)
+    if not kinds:
+        return ok("no other program that pins threads or writes cpusets was found")
+    repair = facts.settings.get("policy.runc_repair") == "true"
+    if repair and kinds.keys() & (ALLOCATORS - {"cri-resmgr"}):
+        return bad(f"{several(kinds)} write cpusets, and so does vmpin (policy.runc_repair)",
+                   "set policy.runc_repair: false", *evidence)
+    evidence += [PINNERS[kind][0] for kind in kinds]
+    if "numad" in kinds:
+        return warn("numad runs, and moves all threads of a VMM together", PINNERS["numad"][1], *evidence)
+    if "balloons" in kinds and facts.settings.get("node.shared_pool"):
+        return warn("nri-plugins' balloons run here, and node.shared_pool is set", PINNERS["balloons"][1], *evidence)
+    return ok(f"{several(kinds)} run here", *evidence, *(f"{kind}: {PINNERS[kind][1]}" for kind in kinds))
+
+
+def proc_connector(facts: NodeFacts) -> CheckResult:
+    connector = facts.connector
+    if facts.settings.get("watch.births") == "false":
+        return ok("process events are not used (watch.births: false): new threads are placed at a resync")
+    if connector.available is None:
+        return unknown(f"whether the kernel's process events are available is unknown: {connector.why or 'not tried'}",
+                       remedy="run this as root")
+    if not connector.available and facts.watcher.state != "running" and facts.rights.uid != 0:
+        return unknown(f"whether a watcher would receive the kernel's process events is unknown: {connector.why} here",
+                       remedy="run this as root")
+    if not connector.available:
+        return warn(f"no process events from the kernel: {connector.why}. New threads are placed at a resync instead "
+                    "of at their creation", "process events need CAP_NET_ADMIN, and the machine's own pid, user "
+                    "and network namespaces (config/vmpin.service; in a pod: hostNetwork: true, hostPID: true)")
+    version = facts.kernel.version
+    filters = version is not None and version >= (6, 6)
+    return ok("the kernel reports new processes and threads", "the kernel filters events (since 6.6)" if filters else
+              "the kernel does not filter events (before 6.6): each one on the node wakes the watcher")

@@ -1,0 +1,54 @@
+"""Sampled processes and threads of the machine as values, from thread_usage to others.
+
+Pure.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vmpin.cpuset import CpuSet
+
+#: A container's own cgroup as runtimes name it: cri-containerd-ID.scope, crio-ID, docker-ID, plain ID, and with
+#: systemd's names where systemd is not there kubepods-podX.slice:cri-containerd:ID.
+_CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
+#: The kubelet's cgroups hold pods and nothing else; with a cgroup root (kind: kubelet-kubepods-….slice) its name is in
+#: front.
+_KUBEPODS = re.compile(r"(?:.*-)?kubepods(?:[-.].*)?")
+
+
+class SampledThread(NamedTuple):
+    """One thread during the sampled period."""
+
+    tid: int
+    comm: str
+    #: Its mask at the last sample.
+    cpus: CpuSet
+    #: Run time in nanoseconds, by CPU.
+    ran: Mapping[int, int]
+    #: True if it existed at the last sample.
+    alive: bool = True
+
+
+@dataclass(frozen=True)
+class SampledProcess:
+    """A process with its threads, or a kernel thread. `cgroup` is the directory of its cpuset cgroup, "" for the
+    topmost or an unknown one; `contained` is True in a PID namespace of its own."""
+
+    pid: int
+    comm: str
+    kernel: bool
+    cgroup: str
+    contained: bool
+    tasks: tuple[SampledThread, ...]
+
+
+def container_of(cgroup: str) -> str | None:
+    """The container of this cgroup or of an ancestor: its id, or within a pod of the kubelet the last directory's name
+    (for pods with another runtime's names); None outside containers."""
+    parts = [part for part in cgroup.split("/") if part]
+    for part in reversed(parts):
+        if match := _CONTAINER.fullmatch(part):
+            return match[1]
+    return parts[-1] if any(_KUBEPODS.fullmatch(part) for part in parts) else None

@@ -1,0 +1,95 @@
+"""The registrations of vmpin's OCI hook, in hook directories (podman, CRI-O) and in base specs (containerd).
+
+Reads only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from vmpin.bounded import load_json
+from vmpin.domain.facts import CRIO_DEFAULT, Engine, Hook
+from vmpin.errors import SourceError
+from vmpin.host.files import Files
+
+_SCRIPT = "vmpin-hook"
+_SOCKET = "/run/vmpin/hook.sock"
+#: Directories that are read even if no runtime names them.
+USUAL = (CRIO_DEFAULT, "/etc/containers/oci/hooks.d", "/run/containers/oci/hooks.d")
+
+
+def hooks(files: Files, engines: Sequence[Engine]) -> tuple[Hook, ...]:
+    """The registrations, one for each file."""
+    #: By real directory (/var/run and /run are the same on most nodes): its first name and its readers.
+    places: dict[str, tuple[str, list[str]]] = {files.real(place): (place, []) for place in USUAL}
+    for engine in engines:
+        for place in engine.hooks_dirs:
+            places.setdefault(files.real(place), (place, []))[1].append(engine.name)
+    found: list[Hook] = []
+    for place, readers in places.values():
+        for name in files.names(place):
+            if name.endswith(".json"):
+                found += _in_file(files, f"{place}/{name}", tuple(dict.fromkeys(readers)))
+    specs: dict[str, list[str]] = {}
+    for engine in engines:
+        for handler in engine.handlers:
+            if handler.base_spec:
+                specs.setdefault(handler.base_spec, []).append(f"{engine.name} handler {handler.name}")
+    for path, names in specs.items():
+        found += _in_spec(files, path, tuple(names))
+    return tuple(found)
+
+
+def _in_file(files: Files, path: str, readers: tuple[str, ...]) -> Iterator[Hook]:
+    document = _json(files, path)
+    if isinstance(document, dict) and _ours(document.get("hook")):
+        stages = document.get("stages")
+        yield _hook(files, path, [(str(stage), document["hook"]) for stage in
+                                  (stages if isinstance(stages, list) else [])], readers)
+
+
+def _in_spec(files: Files, path: str, readers: tuple[str, ...]) -> Iterator[Hook]:
+    document = _json(files, path)
+    stages = document.get("hooks") if isinstance(document, dict) else None
+    entries = [(stage, entry) for stage, listed in (stages.items() if isinstance(stages, dict) else ())
+               for entry in (listed if isinstance(listed, list) else ()) if _ours(entry)]
+    if entries:
+        yield _hook(files, path, entries, readers)
+
+
+def _json(files: Files, path: str) -> object:
+    try:
+        return load_json(files.read(path) or b"null")
+    except (SourceError, ValueError, RecursionError):
+        return None
+
+
+def _ours(entry: object) -> bool:
+    path = entry.get("path") if isinstance(entry, dict) else None
+    return isinstance(path, str) and path.rpartition("/")[2] == _SCRIPT
+
+
+def _hook(files: Files, path: str, entries: Sequence[tuple[str, dict[str, object]]], readers: tuple[str, ...]) -> Hook:
+    script = str(entries[0][1]["path"]) if entries else ""
+    args = entries[0][1].get("args") if entries else []
+    argv = [str(arg) for arg in args] if isinstance(args, list) else []
+    socket = argv[argv.index("--socket") + 1] if "--socket" in argv[:-1] else _SOCKET
+    return Hook(path, tuple(stage for stage, _ in entries), script, socket, "--fail-closed" in argv,
+                _broken(files, script), readers)
+
+
+def _broken(files: Files, script: str) -> str:
+    """Why a runtime could not run the script, "" if it could."""
+    try:
+        raw = files.read(script)
+    except SourceError as err:
+        return err.why
+    if raw is None:
+        return "is not there"
+    if not os.stat(files.host(script)).st_mode & 0o111:
+        return "is not executable"
+    line = raw.partition(b"\n")[0][:256]
+    interpreter = os.fsdecode((line[2:].split() or [b""])[0]) if line.startswith(b"#!") else ""
+    if interpreter and not files.exists(interpreter):
+        return f"its interpreter {interpreter} is not there"
+    return ""
