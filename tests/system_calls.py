@@ -3,6 +3,7 @@ same on a slow machine and on a busy one."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,18 +14,22 @@ _MODULES = ("posix", "_io", "_socket")
 
 
 def system_calls(do: Callable[[], object]) -> Counter[str]:
-    """How often `do` calls each function of the modules, in this thread."""
+    """How often `do` calls each function of the modules, in this thread. Garbage, which may be another test's child
+    or temporary directory, is not collected meanwhile."""
     calls: Counter[str] = Counter()
 
     def count(_: FrameType, event: str, function: object) -> None:
         if event == "c_call" and getattr(function, "__module__", None) in _MODULES:
             calls[getattr(function, "__name__", "")] += 1
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(count)
     try:
         do()
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
     calls.pop("fspath", None)  # no system call
     return calls

@@ -95,7 +95,7 @@ def _update_cost(bench: Bench) -> list[Figure]:
 
 def _lifecycle_runc(bench: Bench, allocating: bool) -> list[Figure]:
     bench.close()
-    return [lifecycles.runc(bench.made, allocating, 2 if bench.quick else 50)]
+    return [lifecycles.runc(bench.made, allocating, 1 if bench.quick else 50)]
 
 
 def _containers(bench: Bench) -> list[Figure]:
@@ -106,7 +106,7 @@ def _containers(bench: Bench) -> list[Figure]:
 def _in_a_vm(bench: Bench, measured: Callable[[Node, Machine, int], Figure], rounds: int) -> list[Figure]:
     bench.close()
     with stand_ins(1, bench.build) as (machine,):
-        return [measured(bench.made, machine, 2 if bench.quick else rounds)]
+        return [measured(bench.made, machine, 1 if bench.quick else rounds)]
 
 
 def _starting(bench: Bench) -> list[Figure]:
