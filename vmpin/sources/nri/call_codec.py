@@ -19,7 +19,7 @@ from vmpin.domain.runtime_call import Adjustment, RequestedContainer, SideUpdate
 from vmpin.errors import WireError
 from vmpin.host import boottime
 from vmpin.runtime.dialect import plain
-from vmpin.sources.nri.nri_events import CpuAnswer, NriContainer, NriCounters, NriPod
+from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriContainer, NriCounters, NriPod, PodEvent
 from vmpin.wire import nri_enums
 from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES, NRI_VERSION
@@ -37,25 +37,6 @@ MAX_KNOWN, MAX_REMOVED = 4096, 256
 POD_VERBS = frozenset((Verb.RUN_POD, Verb.STOP_POD, Verb.REMOVE_POD))
 _VERBS = frozenset(Verb)
 _STATES = {nri_enums.CREATED: ContainerState.CREATED, nri_enums.STOPPED: ContainerState.STOPPED}
-
-
-class NriCall(NamedTuple):
-    """A call about a pod or a container; either is None if the call has no usable one. `time_ns` is CLOCK_BOOTTIME of
-    the reception, `requested` the cpuset that an UPDATE requests. `request` is the container with its resources (at
-    UPDATE the requested ones); None if no decision is needed."""
-
-    verb: Verb
-    pod: NriPod | None
-    container: NriContainer | None
-    time_ns: int
-    requested: CpuSet | None = None
-    request: RequestedContainer | None = None
-
-    def __str__(self) -> str:
-        """Pod and container by their ids, as log lines name them; `log` has the pod's name as a member of its own."""
-        pod, container = self.pod, self.container
-        return (("" if pod is None else f"sandbox={pod.id} ")
-                + ("" if container is None else f"container={container.id} name={container.name} ")).rstrip()
 
 
 class ReceivedCall(NamedTuple):
@@ -146,30 +127,27 @@ class CallDecoder:
             return ReceivedCall(verb, message, boottime.now(), message.linux_resources)
         return ReceivedCall(verb, MESSAGES.decode("EventRequest", payload), boottime.now())
 
-    def call(self, received: ReceivedCall, request: bool = False) -> NriCall:
-        """Decode a call. :param request: whether to decode the container's request; False for a StateChange."""
+    def event(self, received: ReceivedCall, again: bool = False) -> PodEvent | ContainerEvent | None:
+        """Decode a call; None if it has no usable pod or container. :param again: also decode a pod that is known."""
         verb, message, now, requested = received
         subject = "pod" if verb in POD_VERBS else "container"
-        pod = self._pod(message.pod, again=request) if message.HasField("pod") else None
+        pod = self._pod(message.pod, again) if message.HasField("pod") else None
         if verb is Verb.REMOVE_POD and pod is not None:
             self._removed.append(pod.id)
             self._pods.pop(pod.id, None)
         if not message.HasField(subject):
             self._drop(f"{verb.name} has no {subject}")
-        container = self._container(message.container, pod) if subject == "container" and message.HasField(
-            subject) else None
+            return None
+        if subject == "pod":
+            return None if pod is None else PodEvent(verb, pod, now)
+        container = self._container(message.container, pod)
         if container is None:
-            return NriCall(verb, pod, None, now)
-        cpus = None if requested is None else self._cpus(requested, container.id)
-        if not request:
-            return NriCall(verb, pod, container, now, cpus)
-        resources, cpuset = (message.container.linux.resources, container.cpus) if requested is None else (
-            requested, cpus)
-        return NriCall(verb, pod, container, now, cpus, _request(
-            container, message.container, pod, resources, cpuset))
+            return None
+        return ContainerEvent(verb, pod, container, now,
+                              None if requested is None else self._cpus(requested, container.id))
 
     def _pod(self, message: Any, again: bool = False) -> NriPod | None:
-        """A pod; None for one without a usable id. :param again: whether to decode it even if it is known."""
+        """A pod; None for one without a usable id. :param again: as of `event`."""
         identity: str = message.id
         known = self._pods.get(identity)
         if known is not None and known.pid == message.pid and not again:
@@ -211,6 +189,14 @@ class CallDecoder:
         self._counters.dropped += 1
         logger.log(logging.DEBUG if kind in self._logged else logging.WARNING, "NRI: left out: %s", defect)
         self._logged.add(kind)
+
+
+def request_of(received: ReceivedCall, event: ContainerEvent) -> RequestedContainer:
+    """The request of a call, for the decider. :param event: the decoded call."""
+    message, requested = received.message.container, received.requested
+    if requested is None:
+        return _request(event.container, message, event.pod, message.linux.resources, event.container.cpus)
+    return _request(event.container, message, event.pod, requested, event.requested)
 
 
 def _request(container: NriContainer, message: Any, pod: NriPod | None, resources: Any,

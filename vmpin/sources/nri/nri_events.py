@@ -67,6 +67,10 @@ class PodEvent(NamedTuple):
     pod: NriPod
     time_ns: int
 
+    def __str__(self) -> str:
+        """The pod's id, as log lines name it; `log` has the pod's name as a member of its own."""
+        return f"sandbox={self.pod.id}"
+
 
 class ContainerEvent(NamedTuple):
     """A call about a container. CREATE, START and UPDATE are requests, which may still fail; POST_CREATE, POST_START
@@ -77,6 +81,10 @@ class ContainerEvent(NamedTuple):
     container: NriContainer
     time_ns: int
     requested: CpuSet | None = None
+
+    def __str__(self) -> str:
+        """Pod and container by their ids, as log lines name them."""
+        return f"sandbox={self.container.pod} container={self.container.id} name={self.container.name}"
 
 
 class CpusGiven(NamedTuple):
@@ -143,7 +151,6 @@ def never_waits(call: CallFacts) -> bool:
 class NriUpdate(NamedTuple):
     """CPUs for a container, to be sent in the answer to a Synchronize; not sent if the runtime lists the container
     with other CPUs than `listed` (None: with any): they were changed in the meantime."""
-
 
     cpus: CpuSet
     listed: CpuSet | None = None

@@ -127,7 +127,6 @@ class NriPlugin:
         """Connect, and serve the connection until it ends. :returns: why it ended, or could not be made."""
         try:
             # Not at the top: the protobuf library takes 60 ms to load, which a starting watcher must not wait for.
-
             from vmpin.sources.nri.session import NriSession
 
             with self._connect() as connection:

@@ -1,6 +1,6 @@
 """One connection to a container runtime's NRI, from the plugin's registration to its end: bytes in, answers and events
-out. `NriCalls` has a method for each call; `NriSession` finds the calls in the bytes. Every call is answered, even if
-handling it fails.
+out. `NriSession` finds the calls in the bytes, `NriCalls` handles them: an answer at once, the event for later. Every
+call is answered, even if handling it fails.
 
 Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 """
@@ -15,18 +15,18 @@ from typing import Final, NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId
-from vmpin.domain.runtime_call import Listed, SideUpdate
+from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate
 from vmpin.runtime.dialect import plain
 from vmpin.sources.nri.call_codec import (
     POD_VERBS,
     CallDecoder,
-    NriCall,
     NriList,
     ReceivedCall,
     encode_answer,
     encode_configured,
     encode_list_answer,
     encode_registration,
+    request_of,
 )
 from vmpin.sources.nri.nri_events import (
     CallFacts,
@@ -61,15 +61,14 @@ class CallOutcome(NamedTuple):
 
 
 class NriCalls:
-    """Handles the calls of one connection, one method each. An exception of the decider is logged, and the answer is
-    then empty.
+    """Handles the calls of one connection. An exception of the decider is logged, and the answer is then empty.
     :param updates: CPUs for the answer to Synchronize. :param peer: the pid of the runtime's process, 0 if unknown.
     :param decider: called from the first list on; None: every answer is empty, except for `updates`.
     :param can_wait: see `CanWait`."""
 
     def __init__(self, counters: NriCounters, updates: Mapping[ContainerId, NriUpdate], peer: int,
                  decider: CpuDecider | None, can_wait: CanWait) -> None:
-        self._counters, self._updates, self._peer, self._decider = counters, updates, peer, decider
+        self._counters, self._updates, self._peer, self.decider = counters, updates, peer, decider
         self._can_wait = can_wait
         self.listed = False  #: Whether the runtime has listed everything over this connection.
         self.creates_late = False  #: Whether the runtime is one of `CREATE_LATE`.
@@ -105,79 +104,36 @@ class NriCalls:
             received.message.pod.runtime_handler, cpus, self.creates_late))
         return CallOutcome(events=(UndecodedCall(sandbox, event),), waits=waits)
 
-    def run_pod_sandbox(self, call: NriCall) -> CallOutcome:
-        return self._report(call)
-
-    def stop_pod_sandbox(self, call: NriCall) -> CallOutcome:
-        return self._report(call)
-
-    def remove_pod_sandbox(self, call: NriCall) -> CallOutcome:
-        return self._report(call)
-
-    def create_container(self, call: NriCall) -> CallOutcome:
-        """The answer sets the container's CPUs, and those of running containers that shrink for it."""
-        return self._decide(call)
-
-    def post_create_container(self, call: NriCall) -> CallOutcome:
-        return self._report(call)
-
-    def start_container(self, call: NriCall) -> CallOutcome:
-        return self._report(call)
-
-    def post_start_container(self, call: NriCall) -> CallOutcome:
-        return self._report(call)
-
-    def update_container(self, call: NriCall) -> CallOutcome:
-        """The answer replaces the requested CPUs, and may set those of other containers."""
-        return self._decide(call)
-
-    def post_update_container(self, call: NriCall) -> CallOutcome:
-        return self._report(call)
-
-    def stop_container(self, call: NriCall) -> CallOutcome:
-        """The answer may give the container's CPUs to others."""
-        return self._decide(call)
-
-    def remove_container(self, call: NriCall) -> CallOutcome:
-        return self._report(call)
-
-    def _report(self, call: NriCall) -> CallOutcome:
+    def report(self, event: PodEvent | ContainerEvent) -> CallOutcome:
         """Answer a call with nothing, and report its event, to the decider too."""
-        event = _event_of(call)
-        if event is None:
-            return CallOutcome()
-        logger.debug("nri: %s %s", call.verb.name, call, extra={"pod": call.pod})
-        if self._decider is not None and self.listed and call.verb in self._decider.records:
+        logger.debug("nri: %s %s", event.verb.name, event, extra={"pod": event.pod})
+        if self.decider is not None and self.listed and event.verb in self.decider.records:
             try:
-                self._decider.record(event)
+                self.decider.record(event)
             except Exception:
                 logger.exception("NRI: deciding after %s failed %s; the runtime's next list corrects it",
-                                 call.verb.name, call, extra={"pod": call.pod})
-        return self._outcome(event, {}, call.time_ns)
+                                 event.verb.name, event, extra={"pod": event.pod})
+        return self._outcome(event, {}, event.time_ns)
 
-    def _decide(self, call: NriCall) -> CallOutcome:
+    def decide(self, decider: CpuDecider, event: ContainerEvent, request: RequestedContainer) -> CallOutcome:
         """Answer a call as the decider says. CPUs that the answer gives other containers are a second event."""
-        container = call.container
-        if self._decider is None or call.request is None or container is None:
-            return self._report(call)
         try:
-            answer = self._decider.decide(call.verb, call.request, call.pod)
-            payload = encode_answer(call.verb, answer)
+            answer = decider.decide(event.verb, request, event.pod)
+            payload = encode_answer(event.verb, answer)
         except Exception:  # whatever it is, the container is created all the same
-            logger.exception("NRI: deciding on %s failed %s: its CPUs are left as they are", call.verb.name, call,
-                             extra={"pod": call.pod})
+            logger.exception("NRI: deciding on %s failed %s: its CPUs are left as they are", event.verb.name, event,
+                             extra={"pod": event.pod})
             answer, payload = CpuAnswer(), b""
-        logger.debug("nri: %s %s updates=%d%s", call.verb.name, call, len(answer.updates),
-                     f" refused: {answer.refusal}" if answer.refusal else "", extra={"pod": call.pod})
+        logger.debug("nri: %s %s updates=%d%s", event.verb.name, event, len(answer.updates),
+                     f" refused: {answer.refusal}" if answer.refusal else "", extra={"pod": event.pod})
         if answer.refusal:
             return CallOutcome(refusal=answer.refusal)
         given = {update.container: update.cpus for update in answer.updates if update.cpus}
         # The first event has the call's container, so the second has the others alone.
-        requested = given.pop(container.id, call.requested)
+        event = event._replace(requested=given.pop(event.container.id, event.requested))
         if answer.adjustment is not None and answer.adjustment.cpus:
-            container = container._replace(cpus=answer.adjustment.cpus)
-        event = ContainerEvent(call.verb, call.pod, container, call.time_ns, requested)
-        return self._outcome(event, given, call.time_ns, payload)
+            event = event._replace(container=event.container._replace(cpus=answer.adjustment.cpus))
+        return self._outcome(event, given, event.time_ns, payload)
 
     def _outcome(self, event: NriEvent, given: Mapping[ContainerId, CpuSet], time_ns: int,
                  payload: bytes = b"") -> CallOutcome:
@@ -198,40 +154,26 @@ class NriCalls:
         return False
 
     def _list_updates(self, everything: NriList) -> Sequence[SideUpdate]:
-        if self._decider is None:
+        if self.decider is None:
             return ()
         try:
-            return self._decider.synchronize(Listed(frozenset(pod.id for pod in everything.pods), everything.requests),
-                                             everything.pods).updates
+            return self.decider.synchronize(Listed(frozenset(pod.id for pod in everything.pods), everything.requests),
+                                            everything.pods).updates
         except Exception:
             logger.exception("NRI: deciding on the runtime's list failed; containers keep their CPUs")
             return ()
 
 
-def _event_of(call: NriCall) -> PodEvent | ContainerEvent | None:
-    """The event of a call; None if the call has no usable pod or container."""
-    if call.verb in POD_VERBS:
-        return None if call.pod is None else PodEvent(call.verb, call.pod, call.time_ns)
-    return None if call.container is None else ContainerEvent(
-        call.verb, call.pod, call.container, call.time_ns, call.requested)
-
-
-#: The method for each verb; NRI's other verbs do not concern CPUs.
-CALLS: Final[Mapping[Verb, Callable[[NriCalls, NriCall], CallOutcome]]] = {
-    Verb.RUN_POD: NriCalls.run_pod_sandbox, Verb.STOP_POD: NriCalls.stop_pod_sandbox,
-    Verb.REMOVE_POD: NriCalls.remove_pod_sandbox, Verb.CREATE: NriCalls.create_container,
-    Verb.POST_CREATE: NriCalls.post_create_container, Verb.START: NriCalls.start_container,
-    Verb.POST_START: NriCalls.post_start_container, Verb.UPDATE: NriCalls.update_container,
-    Verb.POST_UPDATE: NriCalls.post_update_container, Verb.STOP: NriCalls.stop_container,
-    Verb.REMOVE: NriCalls.remove_container,
-}
+#: The calls that are handled; NRI's other verbs do not concern CPUs.
+HANDLED: Final = POD_VERBS | {Verb.CREATE, Verb.POST_CREATE, Verb.START, Verb.POST_START, Verb.UPDATE,
+                              Verb.POST_UPDATE, Verb.STOP, Verb.REMOVE}
 #: Calls whose answer can set CPUs.
 DECIDED: Final = frozenset((Verb.CREATE, Verb.UPDATE, Verb.STOP))
 
 #: The events to subscribe to, valid for every version of NRI: at an unknown bit the runtime closes the connection
 #: without an error (0.9 and older define no bit above 0x400). The requests CREATE and UPDATE are among them, because
 #: Kata plugs in vCPUs and writes the sandbox's cgroup long before the event that reports completion.
-EVENTS = mask(*CALLS)
+EVENTS = mask(*HANDLED)
 
 #: Runtimes whose lists contain every update, even after their own restart: containerd writes it into the container's
 #: spec in its store (internal/cri/server/container_update_resources.go). CRI-O keeps it in memory.
@@ -277,9 +219,6 @@ class NriSession:
         self.runtime = ""
         #: Why no more calls will come (the plugin was refused, or the runtime shuts down); "" if they may.
         self.closing = ""
-        self._decides = decider is not None
-        #: The verbs of the calls that are decoded before they are answered.
-        self._decoded = frozenset[Verb]() if decider is None else DECIDED | decider.records
         self._calls = NriCalls(counters, updates, peer, decider, can_wait)
         self._decoder = CallDecoder(counters, logged)
         self._demux = ttrpc.Demux()
@@ -337,7 +276,7 @@ class NriSession:
         return CallAnswered(answer, events, size or len(request.payload), waits)
 
     def _outcome(self, request: ttrpc.Call) -> CallOutcome | None:
-        """Decode a call, and handle it by its method (`CALLS`). None if it is no NRI call."""
+        """Decode a call, and handle it. None if it is no NRI call."""
         if request.service != nri_messages.PLUGIN_SERVICE:
             return None
         match request.method:
@@ -353,21 +292,28 @@ class NriSession:
         verb = METHODS.get(request.method)
         if verb is None:
             return None
-        if verb not in CALLS:
+        if verb not in HANDLED:
             return CallOutcome()  # known, but does not concern CPUs
         return self._received(self._decoder.received(verb, request.payload), self.listed and verb in DECIDED)
 
     def _received(self, received: ReceivedCall, decided: bool) -> CallOutcome:
-        """Handle a call by its method. :param decided: whether its answer can set CPUs."""
-        if received.verb in self._decoded:
-            return CALLS[received.verb](self._calls, self._decoder.call(received, decided))
-        return self._calls.later(received, partial(self._event, received))
+        """Handle a call. :param decided: whether its answer can set CPUs."""
+        decider = self._calls.decider
+        if decider is None or not (received.verb in DECIDED or received.verb in decider.records):
+            return self._calls.later(received, partial(self._event, received))
+        event = self._decoder.event(received, again=decided)
+        if event is None:
+            return CallOutcome()
+        if decided and isinstance(event, ContainerEvent):
+            return self._calls.decide(decider, event, request_of(received, event))
+        return self._calls.report(event)
 
     def _event(self, received: ReceivedCall) -> PodEvent | ContainerEvent | None:
         """The event of a call that was answered earlier."""
-        call = self._decoder.call(received)
-        logger.debug("nri: %s %s", call.verb.name, call, extra={"pod": call.pod})
-        return _event_of(call)
+        event = self._decoder.event(received)
+        if event is not None:
+            logger.debug("nri: %s %s", event.verb.name, event, extra={"pod": event.pod})
+        return event
 
     def _configure(self, payload: bytes) -> CallOutcome:
         self.runtime = self._decoder.runtime(payload)
@@ -375,10 +321,9 @@ class NriSession:
         return CallOutcome(encode_configured(EVENTS))
 
     def _synchronize(self, payload: bytes) -> CallOutcome:
-        everything = self._decoder.list_part(payload, self._decides)
+        everything = self._decoder.list_part(payload, self._calls.decider is not None)
         if everything is None:
             # Only the last answer's updates are used (containerd/nri pkg/adaptation/plugin.go, synchronize).
-
             return CallOutcome(encode_list_answer((), more=True))
         return self._calls.synchronize(everything, self.runtime.startswith(STORES))
 
@@ -386,7 +331,7 @@ class NriSession:
         received = self._decoder.state_change(payload)
         if isinstance(received, int):
             self._unknown(f"event {received}")
-        elif received.verb in CALLS:
+        elif received.verb in HANDLED:
             return self._received(received, decided=False)
         return CallOutcome()
 
@@ -403,7 +348,6 @@ class NriSession:
         subject = f"method {plain(request.method, 80)}" if known else f"service {plain(request.service, 80)}"
         self._unknown(subject)
         return f"no {subject}"
-
 
 
 def _frames(request: ttrpc.Call, payload: bytes = b"", code: int = ttrpc.OK, text: str = "") -> bytes:

@@ -17,14 +17,14 @@ from vmpin.sources.nri.call_codec import (
     MOST_NODES,
     CallDecoder,
     DeviceNode,
-    NriCall,
     ReceivedCall,
     container_devices,
     encode_answer,
     encode_list_answer,
     encode_registration,
+    request_of,
 )
-from vmpin.sources.nri.nri_events import CpuAnswer, NriCounters
+from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriCounters, PodEvent
 from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
 
@@ -38,29 +38,29 @@ def event(**fields: object) -> bytes:
     return bytes(MESSAGES["EventRequest"](**fields).SerializeToString())
 
 
-def decoded(decoder: CallDecoder, verb: Verb, raw: bytes, request: bool) -> NriCall:
-    return decoder.call(decoder.received(verb, raw), request)
+def decoded(decoder: CallDecoder, verb: Verb, raw: bytes, again: bool = False) -> ContainerEvent:
+    event = decoder.event(decoder.received(verb, raw), again)
+    assert isinstance(event, ContainerEvent)
+    return event
 
 
-def test_a_request_is_read_where_something_decides_alone(decoder: CallDecoder) -> None:
-    raw = event(pod=pod(), container=container(cpus="2-3"))
-    call = decoded(decoder, Verb.CREATE, raw, request=False)
-    assert (call.verb, call.request) == (Verb.CREATE, None)
-    decided = decoded(decoder, Verb.CREATE, raw, request=True)
-    assert decided.container == call.container
-    assert decided.request is not None
-    assert (decided.request.id, decided.request.cpuset) == ("c1", CpuSet((2, 3)))
+def test_a_request_has_the_containers_own_resources(decoder: CallDecoder) -> None:
+    received = decoder.received(Verb.CREATE, event(pod=pod(), container=container(cpus="2-3")))
+    call = decoder.event(received)
+    assert isinstance(call, ContainerEvent)
+    request = request_of(received, call)
+    assert (call.verb, request.id, request.cpuset) == (Verb.CREATE, "c1", CpuSet((2, 3)))
 
 
 def test_a_pod_is_remembered_until_its_removal(decoder: CallDecoder) -> None:
     """Also where a call that came before is decoded after it: such calls wait in a queue."""
     raw = event(pod=pod(pid=1), container=container())
     other = event(pod=pod("pod2"), container=container("c2", "pod2"))
-    call = decoded(decoder, Verb.CREATE, raw, request=False)
-    assert decoded(decoder, Verb.START, raw, request=False).pod is call.pod
-    decoded(decoder, Verb.START, other, request=False)
-    decoded(decoder, Verb.REMOVE_POD, event(pod=pod(pid=1)), request=False)
-    late = decoded(decoder, Verb.REMOVE, raw, request=False)
+    call = decoded(decoder, Verb.CREATE, raw)
+    assert decoded(decoder, Verb.START, raw).pod is call.pod
+    decoded(decoder, Verb.START, other)
+    decoder.event(decoder.received(Verb.REMOVE_POD, event(pod=pod(pid=1))))
+    late = decoded(decoder, Verb.REMOVE, raw)
     assert (late.pod, list(decoder._pods)) == (call.pod, ["pod2"])
     decoder.list_part(bytes(MESSAGES["SynchronizeRequest"](pods=[pod("pod3")]).SerializeToString()), False)
     assert list(decoder._pods) == ["pod3"]  # the end of the other one was not reported
@@ -73,12 +73,12 @@ def test_the_registration_names_the_newest_nri_whose_messages_these_are() -> Non
 
 
 def test_a_pod_is_decoded_once_and_again_for_a_decision(decoder: CallDecoder) -> None:
-    first = decoded(decoder, Verb.START, event(pod=pod(pid=7), container=container()), request=False)
-    again = decoded(decoder, Verb.POST_START, event(pod=pod(pid=7), container=container()), request=False)
+    first = decoded(decoder, Verb.START, event(pod=pod(pid=7), container=container()))
+    again = decoded(decoder, Verb.POST_START, event(pod=pod(pid=7), container=container()))
     assert again.pod is first.pod
-    moved = decoded(decoder, Verb.POST_START, event(pod=pod(pid=8), container=container()), request=False)
+    moved = decoded(decoder, Verb.POST_START, event(pod=pod(pid=8), container=container()))
     assert (moved.pod and moved.pod.pid) == 8
-    decided = decoded(decoder, Verb.CREATE, event(pod=pod(pid=8, name="new"), container=container()), request=True)
+    decided = decoded(decoder, Verb.CREATE, event(pod=pod(pid=8, name="new"), container=container()), again=True)
     assert (decided.pod and decided.pod.name) == "new"
 
 
@@ -86,10 +86,11 @@ def test_an_updates_request_has_the_resources_that_it_asks_for(decoder: CallDeco
     message = MESSAGES["UpdateContainerRequest"](pod=pod(), container=container(cpus="2-3"))
     message.linux_resources.cpu.cpus = "4"
     message.linux_resources.cpu.mems = "x"
-    call = decoded(decoder, Verb.UPDATE, message.SerializeToString(), request=True)
-    assert call.container is not None
-    assert call.request is not None
-    assert (call.container.cpus, call.requested, call.request.cpuset, call.request.mems) == (
+    received = decoder.received(Verb.UPDATE, message.SerializeToString())
+    call = decoder.event(received)
+    assert isinstance(call, ContainerEvent)
+    request = request_of(received, call)
+    assert (call.container.cpus, call.requested, request.cpuset, request.mems) == (
         CpuSet((2, 3)), CpuSet((4,)), CpuSet((4,)), None)
 
 
@@ -100,8 +101,9 @@ def test_a_state_change_of_an_unknown_event_is_its_number(decoder: CallDecoder) 
     assert (change(0), change(99), change(-1)) == (0, 99, -1)
     received = change(Verb.RUN_POD)
     assert isinstance(received, ReceivedCall)
-    run = decoder.call(received)
-    assert (run.verb, run.container, str(run)) == (Verb.RUN_POD, None, "sandbox=pod1")
+    run = decoder.event(received)
+    assert isinstance(run, PodEvent)
+    assert (run.verb, str(run)) == (Verb.RUN_POD, "sandbox=pod1")
 
 
 def test_the_parts_of_a_list_are_whole_with_the_last(decoder: CallDecoder) -> None:
@@ -121,7 +123,7 @@ def test_the_parts_of_a_list_are_whole_with_the_last(decoder: CallDecoder) -> No
 
 def test_what_is_no_call_or_no_list_of_a_node_raises(decoder: CallDecoder) -> None:
     with pytest.raises(WireError):
-        decoded(decoder, Verb.CREATE, b"\x12\x05ab", request=True)
+        decoder.received(Verb.CREATE, b"\x12\x05ab")
     many = MESSAGES["SynchronizeRequest"](pods=[MESSAGES["PodSandbox"]()] * (MAX_LISTED + 1), more=True)
     with pytest.raises(WireError, match=f"lists {MAX_LISTED + 1} pods"):
         decoder.list_part(many.SerializeToString(), requests=False)
@@ -130,8 +132,8 @@ def test_what_is_no_call_or_no_list_of_a_node_raises(decoder: CallDecoder) -> No
 def test_data_without_use_is_counted_once() -> None:
     counters = NriCounters()
     raw = event(pod=pod(), container=container("../x"))
-    call = decoded(CallDecoder(counters, set()), Verb.CREATE, raw, request=True)
-    assert (call.container, call.request, counters.dropped) == (None, None, 1)
+    decoder = CallDecoder(counters, set())
+    assert (decoder.event(decoder.received(Verb.CREATE, raw)), counters.dropped) == (None, 1)
 
 
 C7, C8 = ContainerId("c7"), ContainerId("c8")
