@@ -116,7 +116,7 @@ def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     :param text: what was typed of the name. :param words: those of the command line before it."""
     from vmpin.cli.control_client import named_sandboxes, status_document
     from vmpin.cli.verbs import load_config
-    from vmpin.status.pod_arguments import offered
+    from vmpin.status.pod_arguments import completions
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # The value of the last may be what is being typed.
     parser.add_argument("--config", nargs="?")
@@ -131,4 +131,4 @@ def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
         sandboxes += [pod for explained in explained_pods(config) for pod in explained.pods if pod.id not in vms]
     if kind == "namespaces":
         return sorted({sandbox.namespace for sandbox in sandboxes if sandbox.namespace.startswith(text)})
-    return offered(text, args.namespace, sandboxes, containers=kind == "containers")
+    return completions(text, args.namespace, sandboxes, containers=kind == "containers")

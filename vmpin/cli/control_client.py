@@ -8,7 +8,7 @@ from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError, WatcherError, WatcherStopped
-from vmpin.status.pod_arguments import Meant, NamedSandbox, the_one_meant
+from vmpin.status.pod_arguments import NamedSandbox, PodMatch, only_match
 
 #: A running watcher answers in milliseconds; a stopped one never does.
 DEADLINE = 10.0
@@ -47,23 +47,23 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
         try:
             connection.sendall(json.dumps(request).encode() + b"\n")
             try:
-                parts = [connection.recv(1 << 20)]
+                part = connection.recv(1 << 20)
             except TimeoutError:
                 _check_running(config, without)
                 connection.settimeout(max(deadline - _FIRST, 0.001))
-                parts = [connection.recv(1 << 20)]
+                part = connection.recv(1 << 20)
             connection.settimeout(deadline)
-            size = len(parts[0])
-            while parts[-1]:
-                parts.append(connection.recv(1 << 20))
-                size += len(parts[-1])
-                if size > MAX_ANSWER:
+            received = bytearray()
+            while part:
+                received += part
+                if len(received) > MAX_ANSWER:
                     raise WatcherError(f"{path}: the answer has more than {MAX_ANSWER >> 20} MiB", hint)
+                part = connection.recv(1 << 20)
         except TimeoutError:
             raise WatcherError(f"{path}: the watcher does not answer within {deadline:.0f} s", hint) from None
         except OSError as err:
             raise WatcherError(f"{path}: the watcher hung up: {err.strerror}", hint) from err
-    answer = b"".join(parts)
+    answer = bytes(received)
     if not answer:
         raise WatcherError(f"{path}: the watcher hung up without an answer", hint)
     if not (answer.startswith(b"{") and answer.endswith(b"}\n")):  # it was killed meanwhile, or is another program
@@ -72,14 +72,6 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
         refusal = _parsed(answer, path)
         raise UsageError(printable(refusal["error"]), printable(refusal.get("hint", "")))
     return answer
-
-
-def _is_whole(answer: bytes) -> bool:
-    """Whether an answer without the line break that ends a watcher's is JSON."""
-    with contextlib.suppress(ValueError, RecursionError):
-        json.loads(answer)
-        return True
-    return False
 
 
 def _parsed(answer: bytes, place: object) -> Document:
@@ -144,12 +136,12 @@ def known_names(config: Config, direct: bool = False) -> dict[str, str]:
 def only(document: Document, sandbox: str, namespace: str) -> Document:
     """The entry of the sandbox that an argument names. :param sandbox: its pod's name, or its id.
     :param namespace: of that pod. :raises UsageError: for an unknown sandbox, several, or a container."""
-    meant = the_one_meant(sandbox, namespace, named_sandboxes(document))
-    if meant.container:
+    match = only_match(sandbox, namespace, named_sandboxes(document))
+    if match.container:
         raise UsageError(f"{sandbox!r} is a container, and not a VM sandbox",
-                         f"give its pod: {meant.sandbox.title}; `vmpin status POD/CONTAINER --explain` takes a "
+                         f"give its pod: {match.sandbox.title}; `vmpin status POD/CONTAINER --explain` takes a "
                          "container, too")
-    return entry_of(document, meant)
+    return entry_of(document, match)
 
 
 def named_sandboxes(document: Document) -> list[NamedSandbox]:
@@ -162,9 +154,9 @@ def named_sandboxes(document: Document) -> list[NamedSandbox]:
     return sandboxes
 
 
-def entry_of(document: Document, meant: Meant) -> Document:
+def entry_of(document: Document, match: PodMatch) -> Document:
     """A sandbox's entry of the status document."""
-    entry: Document = next(entry for entry in document["sandboxes"] if entry["id"] == meant.sandbox.id)
+    entry: Document = next(entry for entry in document["sandboxes"] if entry["id"] == match.sandbox.id)
     return entry
 
 

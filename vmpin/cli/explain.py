@@ -11,7 +11,7 @@ from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id, with_ages
 from vmpin.errors import UsageError
 from vmpin.feature import explained_pods, inspect_vms
-from vmpin.status.pod_arguments import Meant, the_one_meant
+from vmpin.status.pod_arguments import PodMatch, only_match
 
 
 def explain(config: Config, args: argparse.Namespace) -> int:
@@ -29,17 +29,17 @@ def explain(config: Config, args: argparse.Namespace) -> int:
     explained = [] if args.direct else explained_pods(config)
     noun = "pod of a VM, or with CPUs that vmpin gave it," if explained else "VM sandbox"
     others = [pod for of_feature in explained for pod in of_feature.pods if pod.id not in vms]
-    meant = the_one_meant(args.sandbox, args.namespace, [*sandboxes, *others], noun)
-    sentences = _of_sandbox(config, document, meant) if meant.sandbox.id in vms else []
+    match = only_match(args.sandbox, args.namespace, [*sandboxes, *others], noun)
+    sentences = _of_sandbox(config, document, match) if match.sandbox.id in vms else []
     for of_feature in explained:
-        if any(pod.id == meant.sandbox.id for pod in of_feature.pods):
-            sentences += of_feature.sentences(meant.container or meant.sandbox.id)
+        if any(pod.id == match.sandbox.id for pod in of_feature.pods):
+            sentences += of_feature.sentences(match.container or match.sandbox.id)
     if args.output in ("json", "yaml"):
-        print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": sentences}, args.output)
+        print_data({"version": VERSION, "sandbox": match.sandbox.id, "sentences": sentences}, args.output)
         return 0
     names, now = names_of(document), datetime.fromisoformat(document["time"])
     for sentence in sentences:
-        print_text(_named(with_ages(sentence, now), meant.sandbox.id, names))
+        print_text(_named(with_ages(sentence, now), match.sandbox.id, names))
     return 0
 
 
@@ -50,10 +50,10 @@ def _named(sentence: str, sandbox: str, names: Mapping[str, str]) -> str:
     return own + with_names(sentence.removeprefix(begin) if own else sentence, names)
 
 
-def _of_sandbox(config: Config, document: Document, meant: Meant) -> list[str]:
+def _of_sandbox(config: Config, document: Document, match: PodMatch) -> list[str]:
     from vmpin.status.explain import container_sentences, sentences
-    entry = entry_of(document, meant)
-    if meant.container:
-        return container_sentences(document, entry, meant.container)
+    entry = entry_of(document, match)
+    if match.container:
+        return container_sentences(document, entry, match.container)
     inspect_vms(config, [entry])
     return sentences(document, entry)

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if present != text:
         _refuse_changed(file, present, args.force, "remove" if args.remove else "overwrite")
     systemd = RUNNING.is_dir() and args.dir == UNITS
-    steps = [step for step in _steps(args, file, text, present) if systemd or not isinstance(step, Systemctl)]
+    steps = _possible(_steps(args, file, text, present), systemd)
     _report(args, file, [step.describe() for step in steps])
     if not args.dry_run:
         for step in steps:
@@ -128,14 +128,24 @@ def plan_remove(force: bool) -> list[Operation | Systemctl]:
     """The steps that stop the watcher's service and remove its unit, in order; a package's own unit stays.
     :raises UsageError: for a unit that was changed by hand, without `force`."""
     file = UNITS / "vmpin.service"
-    present, systemd = _present(file), RUNNING.is_dir()
+    present = _present(file)
     _refuse_changed(file, present, force, "remove")
+    return _possible(_removal(file, present, PACKAGED.exists()), RUNNING.is_dir())
+
+
+def _removal(file: Path, present: str | None, packaged: bool = False) -> list[Operation | Systemctl]:
+    """The steps of a removal, in order. :param packaged: whether a package has a unit, which is stopped and stays."""
     steps: list[Operation | Systemctl] = []
-    if systemd and (present is not None or PACKAGED.exists()):
+    if packaged or present is not None:
         steps.append(Systemctl(("disable", "--now", "vmpin")))
     if present is not None:
-        steps += [RemoveFile(file), *([Systemctl(("daemon-reload",))] if systemd else [])]
+        steps += [RemoveFile(file), Systemctl(("daemon-reload",))]
     return steps
+
+
+def _possible(steps: Sequence[Operation | Systemctl], systemd: bool) -> list[Operation | Systemctl]:
+    """The steps without calls of systemctl where systemd does not run."""
+    return [step for step in steps if systemd or not isinstance(step, Systemctl)]
 
 
 def _refuse_changed(file: Path, present: str | None, force: bool, verb: str) -> None:
@@ -148,8 +158,7 @@ def _refuse_changed(file: Path, present: str | None, force: bool, verb: str) -> 
 def _steps(args: argparse.Namespace, file: Path, text: str, present: str | None) -> Sequence[Operation | Systemctl]:
     """The steps of an installation or removal, in order; none where the unit is as it should be."""
     if args.remove:
-        return [] if present is None else [
-            Systemctl(("disable", "--now", "vmpin")), RemoveFile(file), Systemctl(("daemon-reload",))]
+        return _removal(file, present)
     changed = present != text
     steps: list[Operation | Systemctl] = []
     if changed:

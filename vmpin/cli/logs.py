@@ -93,36 +93,39 @@ class LogLine(NamedTuple):
                 "op": self.op or None}
 
 
-class Wanted(NamedTuple):
-    """Which lines are wanted: of a pod by `pattern` and `namespace`, of operation `op`; "" and 0 for any."""
+class LineFilter(NamedTuple):
+    """Chooses lines: of pods by `pattern` and `namespace`, of operation `op`; "" and 0 for any."""
 
     pattern: str
     namespace: str
     op: int
 
-    def names(self, pod: str) -> bool:
-        """Whether a pod, `namespace/name`, is wanted."""
+    @property
+    def any_pod(self) -> bool:
+        return not self.pattern and not self.namespace
+
+    def has_pod(self, pod: str) -> bool:
+        """Whether a pod, `namespace/name`, is chosen."""
         namespace, _, name = pod.partition("/")
         return self.namespace in ("", namespace) and (
             not self.pattern or fnmatchcase(pod if "/" in self.pattern else name, self.pattern))
 
-    def names_id(self, id: str) -> bool:
+    def has_id(self, id: str) -> bool:
         """Whether the pattern is the beginning of an id."""
         return not self.namespace and re.fullmatch("[0-9a-f]{4,64}", self.pattern) is not None and (
             id.startswith(self.pattern))
 
     def select(self, lines: Iterable[LogLine], ids: set[str], run: str | None) -> Iterator[LogLine]:
-        """The wanted lines. Those of an operation that name no pod come once another line of it is wanted.
-        :param ids: the sandboxes of wanted pods. :param run: the watcher whose operation is wanted; None: any."""
+        """The chosen lines. Those of an operation that name no pod come once another line of it is chosen.
+        :param ids: the sandboxes of chosen pods. :param run: the watcher whose operation is chosen; None: any."""
         held: list[LogLine] = []
-        current, chosen = ("", 0), not self.pattern and not self.namespace
-        everything = chosen
+        current, chosen = ("", 0), self.any_pod
         for line in lines:
             if self.op and (line.op != self.op or run not in (None, line.run)):
                 continue
             if line.op and (line.run, line.op) != current:
-                current, chosen, held = (line.run, line.op), everything, []
-            if everything or self.about(line, ids):
+                current, chosen, held = (line.run, line.op), self.any_pod, []
+            if self.any_pod or self.is_about(line, ids):
                 if line.op:
                     yield from held
                     held, chosen = [], True
@@ -133,9 +136,9 @@ class Wanted(NamedTuple):
                 else:
                     held = [*held[-HELD:], line]
 
-    def about(self, line: LogLine, ids: set[str]) -> bool:
-        """Whether a line is about a wanted pod."""
-        return any(map(self.names, line.pods)) or any(map(self.names_id, line.ids)) or (
+    def is_about(self, line: LogLine, ids: set[str]) -> bool:
+        """Whether a line is about a chosen pod."""
+        return any(map(self.has_pod, line.pods)) or any(map(self.has_id, line.ids)) or (
             not line.pods and not ids.isdisjoint(line.ids))
 
 
@@ -150,16 +153,16 @@ def run(args: argparse.Namespace) -> int:
     op = parse_whole(args.op, 10**12, 1) if args.op else 0
     if op is None:
         raise UsageError(f"--op {args.op}: is no number of an operation", "log lines end in it: op=17 is --op 17")
-    wanted = Wanted(args.pod, args.namespace, op)
+    chosen = LineFilter(args.pod, args.namespace, op)
     since = None if args.since is None else time.time() - duration(args.since)
     log = log_of(usable_config(args), args.file, since)
     ids, run, count = set[str](), None, 0
     if not (args.file == "-" and args.follow):
-        for line in log.read(False):
-            if any(map(wanted.names, line.pods)) and len(line.pods) == 1 and (wanted.pattern or wanted.namespace):
+        for line in _since(log.read(False), since, log.place):
+            if len(line.pods) == 1 and chosen.has_pod(line.pods[0]) and not chosen.any_pod:
                 ids |= line.ids
             run = line.run if op and line.op == op else run
-    for line in wanted.select(log.read(args.follow), ids, run):
+    for line in chosen.select(_since(log.read(args.follow), since, log.place), ids, run):
         count += 1
         print(json.dumps(line.data()) if args.output == "json" else printable(line.text), flush=args.follow)
     if not count:
@@ -169,12 +172,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def log_of(config: Config, file: str | None, since: float | None) -> Log:
-    """The log that is to be read. :param since: CLOCK_REALTIME in seconds. :raises UsageError: if the file cannot be
-    read. :raises VmpinError: if no log can be read here, with the reason and the place to which it goes."""
+    """The log that is to be read. :param since: the journal need not have earlier lines (CLOCK_REALTIME, s).
+    :raises UsageError: if the file cannot be read. :raises VmpinError: if no log can be read here, with the reason and
+    the place to which it goes."""
     if file == "-":
-        return Log("standard input", _kept(_parsed(raw.decode("utf-8", "replace") for raw in sys.stdin.buffer), since))
+        return _input_log()
     if file is not None:
-        return _file_log(Path(file), file, since)
+        return _file_log(Path(file), file)
     from vmpin.host.daemons import unit
     from vmpin.host.procfs import Procfs
 
@@ -188,7 +192,7 @@ def log_of(config: Config, file: str | None, since: float | None) -> Log:
             raise VmpinError(f"the log of the watcher (pid {pid}) cannot be located: {err.strerror}",
                              "use root") from err
     if kind is not None and stat.S_ISREG(kind):
-        return _file_log(stderr, os.readlink(stderr), since)
+        return _file_log(stderr, os.readlink(stderr))
     if kind is not None and not stat.S_ISSOCK(kind):
         raise VmpinError(
             f"the watcher (pid {pid}) writes its log to {os.readlink(stderr)}, which cannot be read again",
@@ -250,26 +254,22 @@ def _of_journal(raw: bytes) -> Iterator[LogLine]:
     if isinstance(message, list):  # of bytes that are no UTF-8
         message = bytes(message).decode("utf-8", "replace")
     if isinstance(message, str):
-        line = _with_json(message, str(entry.get("_PID", ""))) or _line(
-            "", when, _LEVELS.get(str(entry.get("PRIORITY")), "info"), message, str(entry.get("_PID", "")))
-        stamp = datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")[:19]
-        yield line._replace(time=when, text=f"{stamp} {line.level.upper():7} {_full(line)}")
+        pid = str(entry.get("_PID", ""))
+        yield _dated(_with_json(message, pid) or _line(
+            "", None, _LEVELS.get(str(entry.get("PRIORITY")), "info"), message, pid), when)
 
 
 # A file
 
 
-def _file_log(path: Path, place: str, since: float | None) -> Log:
+def _file_log(path: Path, place: str) -> Log:
     try:
         path.open("rb").close()
     except OSError as err:
         raise UsageError(f"{place}: {err.strerror}",
                          "give the file to which the watcher's standard error goes") from err
 
-    def read(follow: bool) -> Iterator[LogLine]:
-        yield from _since(_parsed(_raw_lines(path, follow)), since, place)
-
-    return Log(place, read)
+    return Log(place, lambda follow: _parsed(_raw_lines(path, follow)))
 
 
 def _raw_lines(path: Path, follow: bool) -> Iterator[str]:
@@ -307,18 +307,18 @@ def _current(file: IO[bytes], path: Path) -> IO[bytes]:
     return file
 
 
-def _kept(lines: Iterator[LogLine], since: float | None) -> Callable[[bool], Iterator[LogLine]]:
-    """A reader of lines that can be read once only: they are kept, unless they are followed."""
+def _input_log() -> Log:
+    """Standard input, which can be read once only: its lines are kept, unless they are followed."""
+    lines = _parsed(raw.decode("utf-8", "replace") for raw in sys.stdin.buffer)
     kept: list[LogLine] = []
 
     def read(follow: bool) -> Iterator[LogLine]:
         if follow:
-            yield from _since(lines, since, "standard input")
-            return
+            return lines
         kept.extend(lines)
-        yield from _since(iter(kept), since, "standard input")
+        return iter(kept)
 
-    return read
+    return Log("standard input", read)
 
 
 def _since(lines: Iterator[LogLine], since: float | None, place: str) -> Iterator[LogLine]:
@@ -357,9 +357,8 @@ def _with_json(text: str, run: str = "") -> LogLine | None:
     except (ValueError, KeyError, TypeError):
         return None
     pods = tuple(str(entry["pod"]).split(",")) if "pod" in entry else ()
-    line = LogLine("", when, level, message, pods, parse_whole(str(entry.get("op", 0)), 10**12) or 0, run)
-    stamp = datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")[:19]
-    return line._replace(text=f"{stamp} {level.upper():7} {_full(line)}")
+    op = parse_whole(str(entry.get("op", 0)), 10**12) or 0
+    return _dated(LogLine("", None, level, message, pods, op, run), when)
 
 
 def _line(text: str, when: float | None, level: str, message: str, run: str = "") -> LogLine:
@@ -370,10 +369,11 @@ def _line(text: str, when: float | None, level: str, message: str, run: str = ""
                    parse_whole(op[1], 10**12) or 0 if op else 0, run)
 
 
-def _full(line: LogLine) -> str:
-    """The message, with pod and operation as a text log has them."""
-    return (line.message + (f" pod={','.join(line.pods)}" if line.pods else "")
-            + (f" op={line.op}" if line.op else ""))
+def _dated(line: LogLine, when: float) -> LogLine:
+    """The line with its time, and with the text that a terminal shows: pod and operation as a text log has them."""
+    stamp = datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")[:19]
+    pods, op = f" pod={','.join(line.pods)}" if line.pods else "", f" op={line.op}" if line.op else ""
+    return line._replace(time=when, text=f"{stamp} {line.level.upper():7} {line.message}{pods}{op}")
 
 
 def _seconds(stamp: str | None) -> float | None:

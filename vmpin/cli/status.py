@@ -121,10 +121,10 @@ def run(args: argparse.Namespace) -> int:
 def _select(document: Document, args: argparse.Namespace) -> str:
     """Reduce the document to the sandboxes that the arguments choose.
     :returns: a sentence if there are none. :raises UsageError: for the name of no sandbox or several."""
-    from vmpin.status.pod_arguments import meant
+    from vmpin.status.pod_arguments import matches_of
     from vmpin.status.selection import Selection, is_pattern
     text, pattern = args.sandbox, ""
-    if text and is_pattern(text) and not meant(text, args.namespace, named_sandboxes(document)):
+    if text and is_pattern(text) and not matches_of(text, args.namespace, named_sandboxes(document)):
         pattern = text
     elif text is not None:
         document["sandboxes"] = [only(document, text, args.namespace)]

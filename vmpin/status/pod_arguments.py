@@ -29,7 +29,7 @@ class NamedSandbox(NamedTuple):
         return f"{self.namespace}/{self.pod}" if self.pod else short_id(self.id)
 
 
-class Meant(NamedTuple):
+class PodMatch(NamedTuple):
     """`container` is the id of the container that was named, "" where a whole sandbox was."""
 
     sandbox: NamedSandbox
@@ -43,7 +43,7 @@ class Meant(NamedTuple):
         return f"{self.sandbox.title}/{dict(self.sandbox.containers)[self.container] or short_id(self.container)}"
 
 
-def meant(text: str, namespace: str, among: Iterable[NamedSandbox]) -> list[Meant]:
+def matches_of(text: str, namespace: str, among: Iterable[NamedSandbox]) -> list[PodMatch]:
     """Everything that the text may mean: a whole name or id, else the beginning of an id. The beginning of a pod's
     name means nothing: once that pod has ended, another pod of that beginning would be unpinned in its place.
 
@@ -56,14 +56,14 @@ def meant(text: str, namespace: str, among: Iterable[NamedSandbox]) -> list[Mean
     return []
 
 
-def the_one_meant(text: str, namespace: str, among: Iterable[NamedSandbox], noun: str = "VM sandbox",
-                  listing: str = "vmpin status") -> Meant:
+def only_match(text: str, namespace: str, among: Iterable[NamedSandbox], noun: str = "VM sandbox",
+               listing: str = "vmpin status") -> PodMatch:
     """The only sandbox or container that the text may mean.
 
     :param noun: for the error: what the text should name. :param listing: the command that lists them.
     :raises UsageError: for none, and for several, which are listed."""
     candidates = list(among)
-    matches = meant(text, namespace, candidates)
+    matches = matches_of(text, namespace, candidates)
     if len(matches) == 1:
         return matches[0]
     where = f" in namespace {namespace!r}" if namespace else ""
@@ -84,23 +84,24 @@ def _fits(name: str, part: str, whole: bool) -> bool:
     return bool(part) and (name == part if whole else name.startswith(part))
 
 
-def _by_name(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
+def _by_name(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[PodMatch]:
     """The sandboxes and containers of a pod's name, and the sandboxes of an id."""
     parts = text.split("/")
     for sandbox in sandboxes:
         names = [sandbox.pod, f"{sandbox.namespace}/{sandbox.pod}"] if sandbox.pod else []
         if text in names or (len(parts) == 1 and _fits(sandbox.id, text, whole)):
-            yield Meant(sandbox)
+            yield PodMatch(sandbox)
         if "/".join(parts[:-1]) in names:
-            yield from (Meant(sandbox, id) for id, name in sandbox.containers if name and name == parts[-1])
+            yield from (PodMatch(sandbox, id) for id, name in sandbox.containers if name and name == parts[-1])
 
 
-def _container_by_id(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
+def _container_by_id(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[PodMatch]:
     for sandbox in sandboxes:
-        yield from (Meant(sandbox, id) for id, _ in sandbox.containers if id != sandbox.id and _fits(id, text, whole))
+        yield from (PodMatch(sandbox, id) for id, _ in sandbox.containers
+                    if id != sandbox.id and _fits(id, text, whole))
 
 
-def offered(text: str, namespace: str, among: Iterable[NamedSandbox], containers: bool = False) -> list[str]:
+def completions(text: str, namespace: str, among: Iterable[NamedSandbox], containers: bool = False) -> list[str]:
     """Return the unambiguous arguments that begin with `text`: the shortest name of each sandbox, or its id where the
     name is missing or another's, too; all other ids if no name begins so. With `containers` also the containers of a
     pod whose name and slash were typed.

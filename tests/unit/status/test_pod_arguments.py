@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.errors import UsageError
-from vmpin.status.pod_arguments import Meant, NamedSandbox, meant, offered, the_one_meant
+from vmpin.status.pod_arguments import NamedSandbox, PodMatch, completions, matches_of, only_match
 
 SHOP = NamedSandbox("5f2c" + "0" * 60, "demo", "shop", [("aa11", "web"), ("bb22", "db")])
 OTHER = NamedSandbox("77aa" + "0" * 60, "prod", "shop", [("cc33", "web")])
@@ -32,40 +32,40 @@ ALL = (SHOP, OTHER, LONG, NAMED, BARE)
     ("/shop", "", []), ("shop", "none", []),
 ])
 def test_what_an_argument_may_mean(text: str, namespace: str, found: list[str]) -> None:
-    assert [each.title for each in meant(text, namespace, ALL)] == found
+    assert [each.title for each in matches_of(text, namespace, ALL)] == found
 
 
 def test_a_container_is_meant_by_its_id() -> None:
-    one = the_one_meant("demo/shop/db", "", ALL)
+    one = only_match("demo/shop/db", "", ALL)
     assert (one.sandbox, one.container) == (SHOP, "bb22")
 
 
 def test_several_are_listed_as_they_can_be_typed() -> None:
     with pytest.raises(UsageError, match="'shop' may be demo/shop, prod/shop"):
-        the_one_meant("shop", "", ALL)
+        only_match("shop", "", ALL)
     again = SHOP._replace(id="6e" * 32)  # a pod whose sandbox is created again
     with pytest.raises(UsageError, match=r"may be demo/shop \(5f2c00000000\d?\), demo/shop \(6e6e6e6e6e6e\w?\)"):
-        the_one_meant("demo/shop", "", (SHOP, again))
+        only_match("demo/shop", "", (SHOP, again))
     many = [NamedSandbox(f"a{number:063x}", "demo", f"web-{number}") for number in range(1, 100)]
     with pytest.raises(UsageError, match="web-8 and 91 more"):
-        the_one_meant("a", "", many)
+        only_match("a", "", many)
 
 
 def test_none_names_what_was_sought() -> None:
     with pytest.raises(UsageError, match="no VM sandbox 'x' is on this node in namespace 'demo'") as refused:
-        the_one_meant("x", "demo", ALL)
+        only_match("x", "demo", ALL)
     assert refused.value.hint == "`vmpin status` lists them"
     with pytest.raises(UsageError, match="no VM sandbox 'shop-7' is on this node") as refused:
-        the_one_meant("shop-7", "", ALL)
+        only_match("shop-7", "", ALL)
     assert refused.value.hint == "did you mean demo/shop-7d9f-x2z? `vmpin status` lists them"
 
 
 def test_names_from_outside_do_not_steer_a_terminal() -> None:
     with pytest.raises(UsageError) as refused:
-        the_one_meant("1", "", [NamedSandbox("11", "n", "a\x1b[2J"), NamedSandbox("12", "n", "ab")])
+        only_match("1", "", [NamedSandbox("11", "n", "a\x1b[2J"), NamedSandbox("12", "n", "ab")])
     assert "\x1b" not in str(refused.value)
     with pytest.raises(UsageError) as refused:
-        the_one_meant("a", "", [NamedSandbox("11", "n", "a\x1b[2J")])
+        only_match("a", "", [NamedSandbox("11", "n", "a\x1b[2J")])
     assert "\x1b" not in refused.value.hint
 
 
@@ -78,7 +78,7 @@ def test_names_from_outside_do_not_steer_a_terminal() -> None:
     ("demo/shop/", "", True, ["demo/shop/db", "demo/shop/web"]),
     ("shop/d", "demo", True, ["shop/db"]), ("shop/d", "", True, ["shop/db"]), ("zzz", "", True, [])])
 def test_what_may_be_typed_next(text: str, namespace: str, containers: bool, found: list[str]) -> None:
-    assert offered(text, namespace, ALL, containers) == found
+    assert completions(text, namespace, ALL, containers) == found
 
 
 _NAMES = st.sampled_from(("a", "b", "ab", "a-b", ""))
@@ -92,9 +92,9 @@ _SANDBOXES = st.lists(st.builds(
        st.booleans())
 def test_what_may_be_typed_next_means_one_thing(among: list[NamedSandbox], text: str, namespace: str,
                                                 containers: bool) -> None:
-    for name in offered(text, namespace, among, containers):
+    for name in completions(text, namespace, among, containers):
         assert name.startswith(text)
-        assert len(meant(name, namespace, among)) == 1
+        assert len(matches_of(name, namespace, among)) == 1
     if not text:
-        named = [meant(name, namespace, among)[0] for name in offered("", namespace, among)]
-        assert sorted(named) == sorted(Meant(each) for each in among if namespace in ("", each.namespace))
+        named = [matches_of(name, namespace, among)[0] for name in completions("", namespace, among)]
+        assert sorted(named) == sorted(PodMatch(each) for each in among if namespace in ("", each.namespace))

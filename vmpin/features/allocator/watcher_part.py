@@ -22,7 +22,7 @@ from vmpin.features.allocator.grants.ledger import Grant, Ledger
 from vmpin.features.allocator.grants.pool_cpus import shrinking
 from vmpin.features.allocator.node_allocator import NodeAllocator
 from vmpin.reconcile.node_state import NodeState
-from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
+from vmpin.status.pod_arguments import NamedSandbox, only_match
 
 if TYPE_CHECKING:
     from vmpin.status.prometheus import ScrapeData
@@ -125,7 +125,7 @@ def _named(ledger: Ledger, target: str, namespace: str) -> Grant:
     for grant in ledger.grants.values():
         if grant.live:
             pods.setdefault(grant.sandbox, []).append(grant)
-    chosen = the_one_meant(target, namespace, [NamedSandbox(
+    chosen = only_match(target, namespace, [NamedSandbox(
         sandbox, grants[0].namespace, grants[0].pod, [(grant.container, grant.name) for grant in grants])
         for sandbox, grants in pods.items()], "running container", "vmpin alloc -o wide")
     if chosen.container:

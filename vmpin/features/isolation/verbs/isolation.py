@@ -27,7 +27,7 @@ from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import UnseenError, UsageError, WatcherError
 from vmpin.feature import notes_on_cpus
-from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
+from vmpin.status.pod_arguments import NamedSandbox, only_match
 
 _ABOUT = """\
 Shows which share of its exclusive CPUs' time a pod had for itself, running or idle; which share the kernel and other
@@ -116,7 +116,7 @@ def _chosen(pods: Sequence[Document], text: str, namespace: str) -> Document:
     """Return the pod that an argument names. :raises UsageError: for none, and for several."""
     named = [NamedSandbox(pod["sandbox"], pod["pod"]["namespace"] if pod["pod"] else "",
                           pod["pod"]["name"] if pod["pod"] else "") for pod in pods]
-    chosen = the_one_meant(text, namespace, named, "pod with exclusive CPUs in that time", "vmpin isolation --all")
+    chosen = only_match(text, namespace, named, "pod with exclusive CPUs in that time", "vmpin isolation --all")
     return next(pod for pod in pods if pod["sandbox"] == chosen.sandbox.id)
 
 

@@ -26,7 +26,7 @@ from vmpin.features.isolation.top.pod_usage import NodeUsage, usage
 from vmpin.features.isolation.top.thread_intervals import UsageInterval
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.status.pod_arguments import NamedSandbox, meant, the_one_meant
+from vmpin.status.pod_arguments import NamedSandbox, matches_of, only_match
 
 #: Seconds that a watcher has for an answer once it has given one: the last answer is used meanwhile.
 _LATER = 5.0
@@ -57,7 +57,7 @@ class NodeReader:
         self._describe(self._document(DEADLINE))
         named = self._named()
         for text in self._pods:
-            the_one_meant(text, self._namespace, named, noun="pod of a VM, or with exclusive CPUs,")
+            only_match(text, self._namespace, named, noun="pod of a VM, or with exclusive CPUs,")
         self._sample()
         assert self._described is not None
         return self._only(usage(self._described, None))
@@ -118,7 +118,7 @@ class NodeReader:
         if self._pods:
             named = self._named()
             self._chosen = frozenset(pod.sandbox.id for text in self._pods
-                                     for pod in meant(text, self._namespace, named))
+                                     for pod in matches_of(text, self._namespace, named))
 
     def _named(self) -> list[NamedSandbox]:
         assert self._described is not None
