@@ -7,39 +7,36 @@ Pure: no clock, no lock (counted and read by one thread).
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Mapping
+from itertools import accumulate
 
 from vmpin.domain.model import SandboxId, ThreadRole
 
-#: Upper bounds in seconds: a thread is placed within 500 µs if its creation is reported, otherwise at a resync.
+#: Upper bounds in seconds, inclusive: a thread is placed within 500 µs if its creation is reported, otherwise at a
+#: resync.
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Histogram:
-    """Counts of durations, by ascending upper `bounds` (inclusive, seconds)."""
+    """Counts of durations, by BOUNDS."""
 
-    __slots__ = ("bounds", "counts", "sum", "total")
+    __slots__ = ("counts", "sum", "total")
 
-    def __init__(self, bounds: tuple[float, ...] = BOUNDS) -> None:
-        self.bounds = bounds
+    def __init__(self) -> None:
         #: One count per bound, and one for durations above the last bound.
-        self.counts = [0] * (len(bounds) + 1)
+        self.counts = [0] * (len(BOUNDS) + 1)
         self.total = 0
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
         """Count a duration. A negative one (two sources' clocks differ) counts as zero."""
         seconds = max(seconds, 0.0)
-        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.total += 1
         self.sum += seconds
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Return (bound, number of durations up to the bound) pairs; the last bound is infinity."""
-        buckets, so_far = [], 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            so_far += count
-            buckets.append((bound, so_far))
-        return buckets
+        return list(zip((*BOUNDS, float("inf")), accumulate(self.counts), strict=True))
 
 
 class NewbornCounts:

@@ -32,7 +32,7 @@ def short_id(name: str) -> str:
 
 def number_of(count: int, noun: str, adjective: str = "") -> str:
     """`1 thread`, `2 threads`; a verb may follow the noun, and more text: `thread is misplaced`, `threads are
-    misplaced`. :param which: an adjective before the noun."""
+    misplaced`. :param adjective: before the noun."""
     noun, _, rest = noun.partition(" ")
     verb, space, more = rest.partition(" ")
     if count != 1:

@@ -41,7 +41,7 @@ def _sets_masks(key: str, value: str) -> bool:
 
 def _matches_vmms(group: str) -> bool:
     pattern = group.split(":", 4)[4]
-    return any(_found(pattern, command) for command in _COMMANDS)
+    return any(_matches(pattern, command) for command in _COMMANDS)
 
 
 def _spared(tuned: Tuned, name: str) -> bool:
@@ -53,10 +53,10 @@ def _spared(tuned: Tuned, name: str) -> bool:
 
 def _listed(patterns: str, name: str) -> bool:
     """Whether one of the patterns, separated by semicolons, is in a name."""
-    return any(pattern and _found(pattern, name) for pattern in re.split(r"(?<!\\);", patterns))
+    return any(pattern and _matches(pattern, name) for pattern in re.split(r"(?<!\\);", patterns))
 
 
-def _found(pattern: str, text: str) -> bool:
+def _matches(pattern: str, text: str) -> bool:
     try:
         return re.search(pattern, text) is not None
     except re.error:

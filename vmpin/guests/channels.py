@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from vmpin.host.files import path_of
 from vmpin.host.procfs import Procfs
 from vmpin.protocol.parsing import SERIAL
 from vmpin.vmm.arguments import keyvals, long_options, vsock_cid
@@ -57,7 +58,7 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
         any.
     :raises PermissionError: another process listens. :raises NotListening: the socket exists and no process listens.
     """
-    place = _seen_by(pid, path)
+    place = Path(path_of(pid, path))
     # By descriptor, as the path through /proc is longer than the 107 bytes of an address.
     directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -84,14 +85,10 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
 def socket_id(path: str, pid: int) -> tuple[int, int] | None:
     """The (device, inode) of the socket at a path as process `pid` resolves it; None if there is none."""
     try:
-        info = os.stat(_seen_by(pid, path))
+        info = os.stat(path_of(pid, path))
     except OSError:
         return None
     return (info.st_dev, info.st_ino) if stat.S_ISSOCK(info.st_mode) else None
-
-
-def _seen_by(pid: int, path: str) -> Path:
-    return Path(f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}")
 
 
 @dataclass(frozen=True)
@@ -205,21 +202,21 @@ def find_channels(vm: Vm, agent_url: str, proc: Procfs, kata_go: Path, kata_rs: 
     """The channels into a VM's guest, those with ports first: Kata's agent can be reached over them as well.
     :param agent_url: the agent's address by Kata's files, or "".
     :param kata_go, kata_rs: the state directories of Kata's two runtimes."""
-    offered, pid, argv = vm.type.channels, vm.vmm.pid, vm.vmm.argv
+    of_type, pid, argv = vm.type.channels, vm.vmm.pid, vm.vmm.argv
     channels: list[Channel] = []
     # The command line first: for a restored or renumbered VM it has the CID that the kernel was given.
-    cid = offered.cid(argv)
+    cid = of_type.cid(argv)
     if cid is not None:
         channels.append(Vsock(cid))
-    elif (device := offered.vsock_daemon(argv)) is not None:
+    elif (device := of_type.vsock_daemon(argv)) is not None:
         channels += _of_daemon(device, proc)
     if not channels:
-        in_jail = offered.hybrid_in_jail(argv)
+        in_jail = of_type.hybrid_in_jail(argv)
         hybrid = [] if in_jail is None else [HybridVsock(str(in_jail), pid, pid)]
         hybrid += [HybridVsock(str(path), os.getpid(), pid)
-                   for path in offered.hybrid(vm.sandbox, argv, kata_go, kata_rs)]
+                   for path in of_type.hybrid(vm.sandbox, argv, kata_go, kata_rs)]
         channels += _distinct((*_of_url(agent_url, pid), *hybrid))
-    if (path := offered.serial(argv, SERIAL)) is not None:
+    if (path := of_type.serial(argv, SERIAL)) is not None:
         channels.append(VirtioSerial(path, pid))
     return channels
 

@@ -59,6 +59,13 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, foll
     return fd
 
 
+def path_of(pid: int | str, path: str | os.PathLike[str]) -> str:
+    """Where this process finds the file that process `pid` has at a path: in its mount namespace, and relative to its
+    working directory."""
+    path = os.fspath(path)
+    return f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}"
+
+
 def read_regular(path: str | os.PathLike[str], most: int, *, follow: bool = False) -> tuple[bytes, os.stat_result]:
     """Read a regular file. :returns: its bytes, and its status as of opening it.
     :raises OSError: as `open_regular`; EFBIG if it has more than `most` bytes."""

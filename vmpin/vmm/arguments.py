@@ -5,7 +5,7 @@ write any command line: what cannot be parsed is left out, never guessed.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -89,6 +89,11 @@ def sandbox_id(text: str) -> SandboxId | None:
 def run_directory_sandbox(argv: Iterable[str]) -> SandboxId | None:
     """The sandbox of the first argument with a path below Kata's run directory; None if there is none."""
     return _by_pattern(argv, _RUN_DIRECTORY)
+
+
+def run_directory_with(option: str) -> Callable[[Sequence[str]], SandboxId | None]:
+    """`run_directory_sandbox` for command lines that have this option; None for others."""
+    return lambda argv: run_directory_sandbox(argv) if any(long_options(argv, option)) else None
 
 
 def served_sandbox(argv: Sequence[str]) -> SandboxId | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vmpin.domain.model import SandboxId
-from vmpin.vmm.arguments import go_flag, long_options, run_directory_sandbox, sandbox_id, socket_path
+from vmpin.vmm.arguments import go_flag, run_directory_sandbox, run_directory_with, sandbox_id, socket_path
 from vmpin.vmm.vmm_type import GuestChannels, VmmType
 
 _ID_LENGTH = 32
@@ -15,10 +15,6 @@ _ID_LENGTH = 32
 
 def _sandbox(argv: Sequence[str]) -> SandboxId | None:
     return sandbox_id(go_flag(argv, "id")) or run_directory_sandbox(argv)
-
-
-def _sandbox_by_arguments(argv: Sequence[str]) -> SandboxId | None:
-    return run_directory_sandbox(argv) if any(long_options(argv, "--api-sock")) else None
 
 
 def _hybrid_in_jail(argv: Sequence[str]) -> Path:
@@ -40,7 +36,7 @@ FIRECRACKER = VmmType(
     beginnings=("firecracker",),
     thread_names=r"fc_vcpu (?P<vcpu>[0-9]{1,5})$",
     sandbox=_sandbox,
-    sandbox_by_arguments=_sandbox_by_arguments,
+    sandbox_by_arguments=run_directory_with("--api-sock"),
     id_length=_ID_LENGTH,
     channels=GuestChannels(hybrid=_hybrid_sockets, hybrid_in_jail=_hybrid_in_jail),
 )

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import BinaryIO
 
 from vmpin.domain.model import VcpuId
+from vmpin.host.files import path_of
 from vmpin.host.procfs import began
 from vmpin.protocol.frames import MAX_HW
 from vmpin.vmm.vmm_type import VmmType
@@ -34,10 +35,9 @@ def kernel_version(paths: Sequence[str], pid: int, starttime: int) -> tuple[int,
     :param starttime: the VMM's start time (clock ticks since boot)."""
     if len(paths) != 1 or not paths[0] or "\0" in paths[0]:
         return None
-    path = f"/proc/{pid}/root{paths[0]}" if paths[0].startswith("/") else f"/proc/{pid}/cwd/{paths[0]}"
     try:
         # Checked before it is opened: a command line may name any device, and some act when opened.
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        fd = os.open(path_of(pid, paths[0]), os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return None
     try:

@@ -9,12 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vmpin.domain.model import SandboxId
-from vmpin.vmm.arguments import long_options, run_directory_sandbox, socket_path
+from vmpin.vmm.arguments import run_directory_with, socket_path
 from vmpin.vmm.vmm_type import GuestChannels, VmmType
-
-
-def _sandbox_by_arguments(argv: Sequence[str]) -> SandboxId | None:
-    return run_directory_sandbox(argv) if any(long_options(argv, "--ttrpc")) else None
 
 
 def _hybrid_sockets(sandbox: SandboxId, argv: Sequence[str], go: Path, rs: Path) -> Iterator[Path]:
@@ -28,6 +24,6 @@ OPENVMM = VmmType(
     program=r"openvmm(?:[-_.].*)?",
     beginnings=("openvmm",),
     thread_names=r"vp-(?P<vcpu>[0-9]{1,5})$",
-    sandbox_by_arguments=_sandbox_by_arguments,
+    sandbox_by_arguments=run_directory_with("--ttrpc"),
     channels=GuestChannels(hybrid=_hybrid_sockets),
 )

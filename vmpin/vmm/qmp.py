@@ -12,7 +12,9 @@ import logging
 import os
 from typing import TYPE_CHECKING, TypeGuard
 
+from vmpin.bounded import MAX_PID
 from vmpin.domain.model import VcpuId
+from vmpin.host.files import path_of
 from vmpin.vmm.virtual_machine import QmpAnswer, Vm
 
 if TYPE_CHECKING:
@@ -65,8 +67,8 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
 
     :param pid: QEMU's pid: the path is resolved in its mount namespace and, if relative, from its working directory.
     :raises TimeoutError: after `deadline` seconds. The connection is closed then."""
-    process = f"/proc/{pid or 'self'}"
-    if _in_use(path, f"{process}/net/unix"):
+    process = pid or "self"
+    if _in_use(path, f"/proc/{process}/net/unix"):
         logger.debug("QMP socket in use path=%s", path)
         return None
     directory = -1
@@ -74,8 +76,7 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
         from qemu.qmp import QMPClient  # 59 ms, and most nodes never ask; before the deadline begins
 
         # By descriptor, because the path through /proc may exceed the 107 bytes of a socket address.
-        place = f"{process}/root{path}" if path.startswith("/") else f"{process}/cwd/{path}"
-        directory = os.open(os.path.dirname(place), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(os.path.dirname(path_of(process, path)), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         async with asyncio.timeout(deadline):
             return await _query(QMPClient(readbuflen=_READ_LIMIT),
                                 f"/proc/self/fd/{directory}/{os.path.basename(path)}")
@@ -117,7 +118,7 @@ def _dicts(reply: object) -> list[dict[str, object]]:
 
 
 def _count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 1 << 22  # PID_MAX_LIMIT
+    return type(value) is int and 0 <= value <= MAX_PID
 
 
 def _in_use(path: str, table: str) -> bool:

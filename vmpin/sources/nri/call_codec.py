@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from vmpin.bounded import MAX_PID
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId, valid_id
 from vmpin.domain.runtime_call import Adjustment, RequestedContainer, SideUpdate
@@ -227,7 +228,7 @@ def _text(raw: bytes) -> str:
 
 
 def _pid(number: int) -> int:
-    return number if number < 1 << 22 else 0  # PID_MAX_LIMIT
+    return number if number <= MAX_PID else 0
 
 
 def _value(cpu: Any, name: str) -> int | None:
