@@ -41,8 +41,8 @@ class SourceDisagreements:
     def __init__(self) -> None:
         #: Exclusive CPUs by namespace, pod and container, from PodResources; None without an answer.
         self.resources: Mapping[tuple[str, str, str], CpuSet] | None = None
-        #: All disagreements, and since when (monotonic, seconds).
-        self._since: dict[tuple[SandboxId, ContainerId], tuple[str, float]] = {}
+        #: Since when each disagreement is as it is (monotonic, seconds).
+        self._since: dict[tuple[SandboxId, ContainerId, str], float] = {}
         #: Those that have lasted for longer than a resync.
         self.lasting: dict[tuple[SandboxId, ContainerId], str] = {}
         #: The input of the last comparison, and its outcome for each sandbox: most of them do not change.
@@ -56,18 +56,15 @@ class SourceDisagreements:
         :param nri: whether the runtime has listed its containers over NRI."""
         now = time.monotonic() if now is None else now
         before, self._since = self._since, {}
-        lasting_before, self.lasting = self.lasting, {}
         for sandbox, texts in self._compare(state, rulings, online, nri):
             for container, text in texts.items():
-                key = sandbox.id, container
-                old = before.get(key)
-                since = old[1] if old is not None and old[0] == text else now
-                self._since[key] = text, since
-                if now - since >= resync_seconds:
-                    self.lasting[key] = text
-                    if lasting_before.get(key) != text:
-                        logger.warning("the sources disagree on CPUs sandbox=%s container=%s: %s", sandbox.id,
-                                       container, text)
+                self._since[sandbox.id, container, text] = before.get((sandbox.id, container, text), now)
+        lasting = {(name, container): text for (name, container, text), since in self._since.items()
+                   if now - since >= resync_seconds}
+        for (name, container), text in lasting.items():
+            if self.lasting.get((name, container)) != text:
+                logger.warning("the sources disagree on CPUs sandbox=%s container=%s: %s", name, container, text)
+        self.lasting = lasting
 
     def _compare(self, state: DesiredState, rulings: Rulings, online: CpuSet,
                  nri: bool) -> Iterator[tuple[SandboxState, Mapping[ContainerId, str]]]:
