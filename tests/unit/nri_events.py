@@ -24,7 +24,7 @@ def pod(pid: int = 0, handler: str = "", id_: str = POD) -> NriPod:
 def container(id_: str = C1, cpus: str | None = None, state: int = 3, pid: int = 0, pod_: str = POD,
               annotations: dict[str, str] | None = None) -> NriContainer:
     return NriContainer(ContainerId(id_), SandboxId(pod_), f"name-{id_}", state,
-                        None if cpus is None else CpuSet.parse(cpus), annotations or {}, pid, "")
+                        None if cpus is None else CpuSet.parse(cpus), annotations or {}, pid)
 
 
 def translated(event: NriEvent, state: DesiredState | None = None) -> list[Event]:

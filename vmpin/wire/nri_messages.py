@@ -33,7 +33,7 @@ MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
     LinuxPodSandbox             pod_overhead=1:LinuxResources cgroup_parent=3
     Container                   id=1 pod_sandbox_id=2 name=3 state=4:int32 labels=5:map annotations=6:map \
                                 env=8:bytes* linux=11:LinuxContainer pid=12:uint32
-    LinuxContainer              devices=2:LinuxDevice* resources=3:LinuxResources cgroups_path=5
+    LinuxContainer              devices=2:LinuxDevice* resources=3:LinuxResources
     LinuxDevice                 path=1:bytes type=2:bytes major=3:int64 minor=4:int64
     LinuxResources              cpu=2:LinuxCPU
     LinuxCPU                    shares=1:OptionalUInt64 quota=2:OptionalInt64 period=3:OptionalUInt64 cpus=6 mems=7

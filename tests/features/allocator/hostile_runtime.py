@@ -257,7 +257,7 @@ class HostileRuntime:
     def _event(self, verb: Verb, one: RequestedContainer) -> None:
         if self.allocator is not None:
             self.allocator.record(ContainerEvent(verb, _nri_pod(self.pods[one.sandbox]), NriContainer(
-                one.id, one.sandbox, one.name, RUNNING, None, {}, 0, ""), 1))
+                one.id, one.sandbox, one.name, RUNNING, None, {}, 0), 1))
 
     def _apply(self, updates: Sequence[SideUpdate], kill: Kill | None = None) -> bool:
         """The updates of an answer. :returns: False where the runtime was killed meanwhile, and vmpin's connection

@@ -126,7 +126,7 @@ class Runtime:
 
     def event(self, verb: Verb, asked: RequestedContainer) -> None:
         self.allocator.record(ContainerEvent(verb, pod(asked.sandbox), NriContainer(
-            asked.id, asked.sandbox, asked.name, RUNNING, None, {}, 0, ""), 1))
+            asked.id, asked.sandbox, asked.name, RUNNING, None, {}, 0), 1))
 
     # What has to be so at any moment
 

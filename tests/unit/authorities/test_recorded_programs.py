@@ -39,7 +39,7 @@ def pod(name: str, handler: str = "", annotations: dict[str, str] | None = None)
 
 
 def container(of: str, name: str, cpuset: str | None) -> NriContainer:
-    return NriContainer(ContainerId(f"{of}-{name}"), SandboxId(f"s-{of}"), name, RUNNING, cpus(cpuset), {}, 0, "")
+    return NriContainer(ContainerId(f"{of}-{name}"), SandboxId(f"s-{of}"), name, RUNNING, cpus(cpuset), {}, 0)
 
 
 def event(call: list[Any], now: int) -> NriEvent:

@@ -69,7 +69,7 @@ class Drifted:
             self.node_state.apply_events([
                 ContainerSeen(sandbox, Container(ContainerId(name), name, CpuSet.parse("2-3")), Source.NRI, 1),
                 CpusetSeen(sandbox, ContainerId(name), CpuSet([4]), Source.CGROUP, 2)])
-            made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0, "")
+            made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0)
             self.node_state.nri_input.reports.take(ContainerEvent(Verb.POST_CREATE, None, made, 1))
             self.listed[made.id] = made
             self.node_state.source_disagreements.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"

@@ -79,7 +79,7 @@ class Node:
 
     def nri(self, cpus: str) -> None:
         """An update, as the runtime reports it now."""
-        made = NriContainer(MAIN, POD, "main", 3, CpuSet.parse(cpus), {}, 0, "")
+        made = NriContainer(MAIN, POD, "main", 3, CpuSet.parse(cpus), {}, 0)
         take_nri(self.reconciler.node_state, [ContainerEvent(Verb.POST_UPDATE, None, made, boottime.now())])
 
     def kata(self, cpus: str, *stopped: str) -> Path:

@@ -241,7 +241,7 @@ def test_nri_and_katas_state_outrank_an_annotation() -> None:
 # --- NRI heals -------------------------------------------------------------------------------------------------------
 
 def nri_container(identity: str, pod: SandboxId) -> NriContainer:
-    return NriContainer(ContainerId(identity), pod, "app", 3, CpuSet.parse("2"), {}, 0, "")
+    return NriContainer(ContainerId(identity), pod, "app", 3, CpuSet.parse("2"), {}, 0)
 
 
 PODS = (NriPod(OWN, POD.name, POD.namespace, POD.uid, "", 0, {}, ""),

@@ -173,7 +173,7 @@ class CallDecoder:
             return None
         return NriContainer(ContainerId(message.id), SandboxId(sandbox), plain(message.name, 253), message.state,
                             self._cpus(message.linux.resources, message.id), _texts(message.annotations),
-                            _pid(message.pid), plain(message.linux.cgroups_path, 4096))
+                            _pid(message.pid))
 
     def _cpus(self, resources: Any, container: str) -> CpuSet | None:
         """The CPUs of a LinuxResources; None without any, and for an invalid list: the container then keeps the CPUs

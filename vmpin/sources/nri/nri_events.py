@@ -41,7 +41,6 @@ class NriContainer(NamedTuple):
     cpus: CpuSet | None
     annotations: Mapping[str, str]
     pid: int
-    cgroups_path: str
 
 
 class Synced(NamedTuple):

@@ -36,7 +36,7 @@ class Life:
     def calls(self) -> Counter[str]:
         """The functions called in the life of a shared container, from its creation to the end of its pod."""
         pod = NriPod(SandboxId("pod-new"), "pod", "web", "uid", "", 0, {}, "")
-        container = NriContainer(ContainerId("new"), pod.id, "new", RUNNING, None, {}, 0, "")
+        container = NriContainer(ContainerId("new"), pod.id, "new", RUNNING, None, {}, 0)
         walk = Walk()
         with walk.recorded():
             self._allocator.decide(Verb.CREATE, a_container("new"))

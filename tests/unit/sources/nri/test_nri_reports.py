@@ -16,7 +16,7 @@ APP = ContainerId("app")
 
 
 def container(cpus: str) -> NriContainer:
-    return NriContainer(APP, SandboxId("pod"), "app", 3, CpuSet.parse(cpus) or None, {}, 0, "")
+    return NriContainer(APP, SandboxId("pod"), "app", 3, CpuSet.parse(cpus) or None, {}, 0)
 
 
 def listed(cpus: str | None, runtime: int = 7) -> Synced:
@@ -73,7 +73,7 @@ VM, OTHER = SandboxId("vm"), SandboxId("other")
 
 
 def update(sandbox: SandboxId = VM) -> ContainerEvent:
-    return ContainerEvent(Verb.POST_UPDATE, None, NriContainer(ContainerId("c"), sandbox, "c", 3, None, {}, 0, ""), 0)
+    return ContainerEvent(Verb.POST_UPDATE, None, NriContainer(ContainerId("c"), sandbox, "c", 3, None, {}, 0), 0)
 
 
 @pytest.mark.parametrize(("reported", "due"), [
@@ -110,7 +110,7 @@ def test_a_write_within_the_pause_is_not_lost() -> None:
 
 
 def call(verb: Verb, sandbox: SandboxId = VM, container: str = "new") -> ContainerEvent:
-    return ContainerEvent(verb, None, NriContainer(ContainerId(container), sandbox, "c", 0, None, {}, 0, ""), 0)
+    return ContainerEvent(verb, None, NriContainer(ContainerId(container), sandbox, "c", 0, None, {}, 0), 0)
 
 
 @pytest.mark.parametrize("after", [15, 26, 100, 3600])
