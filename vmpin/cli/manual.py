@@ -12,20 +12,11 @@ from typing import NamedTuple
 from vmpin.domain.wrapping import filled_help
 
 
-class Option(NamedTuple):
-    """An option that help shows. `metavar` is "" for a flag without a value."""
+class Parameter(NamedTuple):
+    """An option that help shows, or a positional argument, which has no `names`. `metavar` is "" for a flag without a
+    value. `optional`: the value of an option, or the argument, may be left out."""
 
     names: tuple[str, ...]
-    metavar: str
-    choices: tuple[str, ...]
-    help: str
-    #: False where the value may be left out.
-    needs_value: bool = True
-
-
-class Argument(NamedTuple):
-    """A positional argument."""
-
     metavar: str
     choices: tuple[str, ...]
     help: str
@@ -37,7 +28,7 @@ class OptionGroup(NamedTuple):
 
     title: str
     about: str
-    options: tuple[Option, ...]
+    options: tuple[Parameter, ...]
 
 
 class Command(NamedTuple):
@@ -49,11 +40,11 @@ class Command(NamedTuple):
     about: str
     epilog: str
     groups: tuple[OptionGroup, ...]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Parameter, ...]
     commands: tuple[Command, ...]
 
     @property
-    def options(self) -> tuple[Option, ...]:
+    def options(self) -> tuple[Parameter, ...]:
         return tuple(option for group in self.groups for option in group.options)
 
 
@@ -64,31 +55,18 @@ def read(parser: argparse.ArgumentParser, name: str, summary: str = "") -> Comma
                 for choice in subparsers._choices_actions]
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS and action not in verbs]
     groups = [OptionGroup(group.title or "", group.description or "", tuple(
-        _option(parser, action) for action in group._group_actions if action.option_strings and action in shown))
+        _parameter(parser, action) for action in group._group_actions if action.option_strings and action in shown))
         for group in parser._action_groups]
     return Command(name, summary, parser.format_usage().removeprefix("usage: ").strip(), parser.description or "",
                    parser.epilog or "", tuple(group for group in groups if group.options),
-                   tuple(_argument(parser, action) for action in shown if not action.option_strings), tuple(commands))
+                   tuple(_parameter(parser, action) for action in shown if not action.option_strings), tuple(commands))
 
 
-def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> Option:
+def _parameter(parser: argparse.ArgumentParser, action: argparse.Action) -> Parameter:
     metavar = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
-    return Option(tuple(action.option_strings), metavar, _choices(action), _help(parser, action),
-                  action.nargs not in ("?", "*"))
-
-
-def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> Argument:
-    return Argument(str(action.metavar or action.dest.upper()), _choices(action), _help(parser, action),
-                    action.nargs in ("?", "*"))
-
-
-def _choices(action: argparse.Action) -> tuple[str, ...]:
-    return tuple(map(str, action.choices or ()))
-
-
-def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    values = {**vars(action), "prog": parser.prog}
-    return (action.help or "") % values
+    text = (action.help or "") % {**vars(action), "prog": parser.prog}
+    return Parameter(tuple(action.option_strings), metavar, tuple(map(str, action.choices or ())), text,
+                     action.nargs in ("?", "*"))
 
 
 #: What a page of 78 columns leaves to text, as man and mandoc indent it.
@@ -115,14 +93,12 @@ def _page(command: Command, program: Command, version: str) -> str:
         parts += [".SH COMMANDS"]
     for subcommand in command.commands:
         parts += [".TP", rf"\fB{escaped(subcommand.name)}\fR", _line(subcommand.summary)]
-        parts += [line for option in ([] if whole else subcommand.options) for line in _option_lines(option)]
+        parts += [line for option in ([] if whole else subcommand.options) for line in _lines(option)]
     if command.arguments:
-        parts += [".SH ARGUMENTS"]
-        for argument in command.arguments:
-            parts += [".TP", rf"\fI{escaped(argument.metavar)}\fR", _line(argument.help)]
+        parts += [".SH ARGUMENTS", *(line for argument in command.arguments for line in _lines(argument))]
     for group in command.groups:
         parts += [f".SH {escaped(group.title.upper())}", *_prose(group.about),
-                  *(line for option in group.options for line in _option_lines(option))]
+                  *(line for option in group.options for line in _lines(option))]
     if command.epilog:
         parts += [".SH NOTES", *_literal(command.epilog)]
     others = [f"vmpin-{verb.name}" for verb in command.commands] if whole else ["vmpin"]
@@ -139,12 +115,12 @@ def _synopsis(command: Command, whole: bool) -> str:
     return f"vmpin {command.name} {actions} ..." if actions else usage
 
 
-def _option_lines(option: Option) -> list[str]:
-    value = rf" \fI{escaped(option.metavar)}\fR" if option.metavar else ""
-    if option.metavar and not option.needs_value:
-        value = rf" [{value.strip()}]"
-    names = ", ".join(rf"\fB{escaped(name)}\fR" for name in option.names)
-    return [".TP", names + value, _line(option.help)]
+def _lines(parameter: Parameter) -> list[str]:
+    names = ", ".join(rf"\fB{escaped(name)}\fR" for name in parameter.names)
+    value = rf"\fI{escaped(parameter.metavar)}\fR" if parameter.metavar else ""
+    if value and names:
+        value = f" [{value}]" if parameter.optional else f" {value}"
+    return [".TP", names + value, _line(parameter.help)]
 
 
 def _prose(text: str) -> list[str]:
