@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.config import yaml_file
@@ -75,10 +74,11 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     """The configuration of the running kubelet; without one, of the files at the usual places."""
     program = _kubelet(programs)
     trouble: list[str] = []
-    flags = kubelet_flags(files, program, trouble)
+    service = None if program is None or program.name not in _RANCHER else _service(files, program, trouble)
+    flags = kubelet_flags(files, program, trouble) if service is None else service.flags()
     settings: dict[str, FoundSetting] = {}
     read: list[str] = []
-    for path in _paths(files, program, flags, trouble):
+    for path in _paths(files, program, flags) if service is None else _managed(files, service, flags):
         document = _document(files, path, trouble)
         if document is not None and document.get("kind") == _KIND:
             read.append(path)
@@ -90,7 +90,7 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
                          last_value(flags, "root-dir"))
 
 
-def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag], trouble: list[str]) -> list[str]:
+def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag]) -> list[str]:
     """The files that the kubelet reads, the strongest last. Files at the usual places are used only if no running
     kubelet names its own."""
     known = None if program is None else with_program(program.name)
@@ -98,17 +98,16 @@ def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag], 
     usual = () if named and program is not None else DISTRIBUTIONS if known is None else (known,)
     paths = [named] if named else [path for distribution in usual for path in distribution.configurations
                                    if files.exists(path)]
-    if program is not None and program.name in _RANCHER:
-        managed = f"{_data_directory(files, _service(files, program), trouble)}/agent/etc/kubelet.conf.d"
-        return _managed(files, managed, named, directory)
     directories = [directory] if directory else [path for distribution in usual for path in distribution.dropins]
     # Recursively (cmd/kubelet/app/server.go, mergeKubeletConfigurations).
     return [*paths, *(path for directory in directories for path in files.below(directory) if path.endswith(".conf"))]
 
 
-def _managed(files: Files, managed: str, named: str, directory: str) -> list[str]:
+def _managed(files: Files, service: _Service, flags: Sequence[KubeletFlag]) -> list[str]:
     """The drop-ins of k3s and RKE2, which copy the file and the directory that are named to the kubelet among them
     (pkg/daemons/agent/agent.go, extractConfigArgs)."""
+    managed = f"{service.data_directory()}/agent/etc/kubelet.conf.d"
+    named, directory = last_value(flags, "config"), last_value(flags, "config-dir")
     places = {path: path for path in files.below(managed) if path.endswith(".conf")}
     if named and not named.startswith(managed):
         places.setdefault(f"{managed}/10-cli-config.conf", named)
@@ -175,42 +174,57 @@ def kubelet_flags(files: Files, program: Program | None, trouble: list[str]) -> 
     configuration of k3s and RKE2. Appends files that cannot be read to `trouble`."""
     if program is None:
         path, words = next(exec_start(files, "kubelet.service"), ("", []))
-        return [*_split(words[1:], path), *(flag for name in _RANCHER for flag in _rancher(
-            files, _service(files, Program(0, name, [])), trouble))]
+        return [*_split(words[1:], path), *(flag for name in _RANCHER
+                                            for flag in _service(files, Program(0, name, []), trouble).flags())]
     if program.name in _RANCHER:
-        return _rancher(files, _service(files, program), trouble)
+        return _service(files, program, trouble).flags()
     if program.name == "kubelite":
         return _kubelite(files, program.argv, trouble)
     return list(_split(program.argv[1:], COMMAND_LINE)) if program.name == "kubelet" else []
 
 
 class _Service(NamedTuple):
-    """How k3s or RKE2 was started. `where` is the source of `argv`."""
+    """k3s or RKE2 as it was started. `where` is the source of `argv`; `configured` has the values of each key in its
+    configuration, with their files."""
 
-    name: str
-    argv: Sequence[str] = ()
-    where: str = COMMAND_LINE
-    environment: Mapping[str, str] = MappingProxyType({})
+    program: Program
+    argv: Sequence[str]
+    where: str
+    configured: Mapping[str, Sequence[tuple[str, str]]]
 
-    def variable(self, name: str) -> str:
-        return self.environment.get(f"{self.name.upper()}_{name}", "")
+    def data_directory(self) -> str:
+        values = [value for value, _ in self.configured.get("data-dir", ())]
+        return (flag(self.argv, "data-dir", "d") or "".join(values[-1:]) or _variable(self.program, "DATA_DIR")
+                or f"/var/lib/rancher/{self.program.name}")
+
+    def flags(self) -> list[KubeletFlag]:
+        """The kubelet's flags: those of the configuration, then those of the service's own command line."""
+        arguments = [*self.configured.get(_KUBELET_ARG, ()), *(
+            (flag.value, flag.where) for flag in _split(self.argv, self.where) if flag.name == _KUBELET_ARG)]
+        flags: list[KubeletFlag] = []
+        for argument, where in arguments:
+            key, equals, value = argument.removeprefix("--").partition("=")
+            flag = KubeletFlag(key.rstrip("+-").replace("_", "-"), value if equals else "true", where)
+            # NAME-=VALUE precedes the other values of NAME.
+            flags.insert(0 if key.endswith("-") else len(flags), flag)
+        return flags
 
 
-def _service(files: Files, program: Program) -> _Service:
+def _service(files: Files, program: Program, trouble: list[str]) -> _Service:
     """The service, with its arguments from its unit where it shows no flags itself, or does not run."""
     actions = " ".join(program.argv).split()[1:2] or ["server", "agent"]
+    argv, where = program.argv[1:], COMMAND_LINE
     if not any(arg.startswith("-") for arg in program.argv):
-        for path, words in exec_start(files, f"{program.name}*.service"):
-            if words[1:2] and words[1] in actions:
-                return _Service(program.name, words[1:], path, program.environment)
-    return _Service(program.name, program.argv[1:], COMMAND_LINE, program.environment)
+        units = exec_start(files, f"{program.name}*.service")
+        argv, where = next(((words[1:], path) for path, words in units if words[1:2] and words[1] in actions),
+                           (argv, where))
+    main = (_variable(program, "CONFIG_FILE") or flag(argv, "config", "c")
+            or f"/etc/rancher/{program.name}/config.yaml")
+    return _Service(program, argv, where, _configured(files, main, trouble))
 
 
-def _data_directory(files: Files, service: _Service, trouble: list[str]) -> str:
-    """The data directory of k3s or RKE2."""
-    values = [value for value, _ in _configured(files, service, trouble).get("data-dir", [])]
-    return (flag(service.argv, "data-dir", "d") or "".join(values[-1:]) or service.variable("DATA_DIR")
-            or f"/var/lib/rancher/{service.name}")
+def _variable(program: Program, name: str) -> str:
+    return program.environment.get(f"{program.name.upper()}_{name}", "")
 
 
 def _document(files: Files, path: str, trouble: list[str]) -> Mapping[str, object] | None:
@@ -236,23 +250,8 @@ def _split(argv: Sequence[str], where: str) -> Iterator[KubeletFlag]:
         yield KubeletFlag(name.replace("_", "-"), value, where)
 
 
-def _rancher(files: Files, service: _Service, trouble: list[str]) -> list[KubeletFlag]:
-    """The kubelet's flags of k3s or RKE2: those of its configuration, then those of its own command line."""
-    arguments = [*_configured(files, service, trouble).get(_KUBELET_ARG, []), *(
-        (flag.value, flag.where) for flag in _split(service.argv, service.where) if flag.name == _KUBELET_ARG)]
-    flags: list[KubeletFlag] = []
-    for argument, where in arguments:
-        key, equals, value = argument.removeprefix("--").partition("=")
-        flag = KubeletFlag(key.rstrip("+-").replace("_", "-"), value if equals else "true", where)
-        # NAME-=VALUE precedes the other values of NAME.
-        flags.insert(0 if key.endswith("-") else len(flags), flag)
-    return flags
-
-
-def _configured(files: Files, service: _Service, trouble: list[str]) -> dict[str, list[tuple[str, str]]]:
-    """The values of each key in the configuration and its drop-ins, with their files."""
-    main = (service.variable("CONFIG_FILE") or flag(service.argv, "config", "c")
-            or f"/etc/rancher/{service.name}/config.yaml")
+def _configured(files: Files, main: str, trouble: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """The values of each key in a configuration of k3s or RKE2 and its drop-ins, with their files."""
     dropins = [f"{main}.d/{file}" for file in files.names(f"{main}.d") if file.lower().endswith((".yaml", ".yml"))]
     configured: dict[str, list[tuple[str, str]]] = {}
     for path in (main, *dropins):
@@ -289,4 +288,3 @@ def _kubelite(files: Files, argv: Sequence[str], trouble: list[str]) -> list[Kub
 def last_value(flags: Iterable[KubeletFlag], name: str) -> str:
     """The value of the last flag with this name; "" without one."""
     return next((flag.value for flag in reversed(list(flags)) if flag.name == name), "")
-

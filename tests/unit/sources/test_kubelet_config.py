@@ -71,6 +71,11 @@ def test_a_file_that_is_no_yaml_is_said_to_be_none(tmp_path: Path, text: str) ->
     assert (made.settings, len(made.trouble)) == ({}, 1)
 
 
+def test_a_configuration_of_k3s_that_is_no_yaml_is_reported_once(tmp_path: Path) -> None:
+    made = found(tmp_path, "etc/rancher/k3s/config.yaml = a: b: c\n", Program(5, "k3s", ["/usr/local/bin/k3s server"]))
+    assert (made.settings, len(made.trouble)) == ({}, 1)
+
+
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "var/lib/kubelet/config.yaml"
     path.parent.mkdir(parents=True)
