@@ -64,7 +64,7 @@ def test_a_hooks_message_to_its_masks(machine: Machine, crowd: Path) -> None:
 
     asyncio.run(received())
     assert mask(vmm) == machine.other
-    check("a hook's message to its masks", walk.until("host/affinity.py", "pin_seen"),
+    check("a hook's message to its masks", walk.until("host/affinity.py", "pin_threads"),
           stations("From a hook's message to a mask"))
 
 
@@ -78,7 +78,7 @@ def test_a_new_thread_to_its_mask(machine: Machine, crowd: Path) -> None:
     assert mask(tid) == machine.pool
     named = ("procevents/newborn_placer.py", "NamedVcpuPlacer.place_named")
     way = [station for station in stations("From a new thread to its mask") if station != named]
-    check("a new thread to its mask", walk.until("host/affinity.py", "pin_seen"), way[2:5])
+    check("a new thread to its mask", walk.until("host/affinity.py", "pin_threads"), way[2:5])
 
 
 def test_status(machine: Machine, crowd: Path, capsys: pytest.CaptureFixture[str]) -> None:

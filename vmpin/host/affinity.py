@@ -1,10 +1,15 @@
 """Affinity masks: the only module that sets one.
 
-sched_setaffinity() takes a tid, and the kernel may have reused the tid by the time the call runs. So the thread's stat
-file is held open around the call: an open /proc file stays bound to the task it was opened on, and reads fail with
-ESRCH once that task is dead, even if another thread has its tid by then. The file is read before the mask is set, and
-again afterwards if more than SOON has passed. The kernel may set a smaller mask than requested, without an error: the
-cpuset cgroup trims it.
+sched_setaffinity() takes a tid, and the kernel may have reused the tid by the time the call runs. So it is checked
+before and after the call that the tid is the thread's. The file or directory for that is held open: an open file of
+/proc stays bound to the task that it was opened on, even if another one has its tid or pid by then.
+
+One thread is checked by its stat file; reads fail with ESRCH once the thread is dead. Of several threads of a process
+the first one is checked so, and the others by the process's task directory, which lists the tids of its threads: that
+takes a fifth of the time. A tid that passed to a new thread of the same process is not noticed, and does no harm: the
+new thread is placed again when its creation is reported.
+
+The kernel may set a smaller mask than requested, without an error: the cpuset cgroup trims it.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
+from collections.abc import Sequence
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VmThread
@@ -23,10 +28,10 @@ from vmpin.host.procfs import Procfs
 _STAT_SIZE = 2048
 #: Up to the state: a tid, and a name of at most 63 bytes (fs/proc/array.c, proc_task_name) in parentheses.
 _UP_TO_STATE = 128
-#: Seconds in which the kernel cannot reuse a tid. It allocates tids cyclically (kernel/pid.c, idr_alloc_cyclic), so
-#: all others, at least 32,768 by default, are used first, and each takes a fork of 10 us or more. After a longer time,
-#: for instance because this process was stopped, the file is read again, which is a third of the cost of a pin.
-SOON = 0.001
+#: From this number on, threads of a process are checked together.
+_SEVERAL = 4
+_READ = os.O_RDONLY | os.O_CLOEXEC
+_NO_SUCH = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
 #: A zombie (Z, or X for a moment) keeps its number and start time until it is reaped, but never runs again.
 _ENDED = frozenset(b"ZX")
 
@@ -42,53 +47,115 @@ def get(tid: int) -> frozenset[int] | None:
         return None
 
 
-def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, bytes]:
-    """Set a thread's mask. A stat file that the pass kept open is used, but read again: the pass may have classified
-    the thread long ago.
-    :returns: the mask that the kernel shows afterwards, which may be smaller than requested; and the thread's stat
-        line from before, because the new mask may move the thread off the CPU that the line names.
+def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
+    """Set a thread's mask.
+    :returns: the mask that the kernel shows afterwards, which may be smaller than requested.
     :raises ThreadGone: the thread has ended. If another thread took over its tid meanwhile, that thread's mask is put
         back.
     :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup, or the thread is a kernel
         thread that is bound to its CPU.
     :raises NotPermitted: EPERM or EACCES. :raises AffinityError: any other errno."""
-    tid, starttime = thread.id
-    fd = proc.take_stat_file(thread.id)
-    kept = fd is not None  # the thread's start time was read from this file
-    if fd is None:
-        try:
-            fd = os.open(f"{proc.root}/{thread.pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-            raise ThreadGone(tid, cpus) from None
-        except OSError as err:
-            raise AffinityError(tid, cpus, f"cannot read its start time: {err.strerror}") from err
+    tid = thread.id.tid
     try:
-        begin = time.monotonic()
-        try:
-            stat = os.pread(fd, _STAT_SIZE, 0)
-        except ProcessLookupError:
-            raise ThreadGone(tid, cpus) from None
-        # The name before the last `)` may hold anything. Behind it the first field is the state, and the 20th the
-        # start time. Not procfs.parse_stat: every pin comes here.
-        at = stat.rfind(b")") + 2
-        if stat[at] in _ENDED or not (kept or int(stat[at:].split(b" ", 20)[19]) == starttime):
+        fd = os.open(f"{proc.root}/{thread.pid}/task/{tid}/stat", _READ)
+    except _NO_SUCH:
+        raise ThreadGone(tid, cpus) from None
+    except OSError as err:
+        raise AffinityError(tid, cpus, f"cannot read its start time: {err.strerror}") from err
+    try:
+        if not _is_of(fd, thread):
             raise ThreadGone(tid, cpus)
-        wanted = cpus.frozen()
-        try:
-            before = os.sched_getaffinity(tid)
-            os.sched_setaffinity(tid, wanted)
-            now = os.sched_getaffinity(tid)
-        except OSError as err:
-            # An error about another thread that took over the tid is not reported.
-            if not lives(fd):
-                raise ThreadGone(tid, cpus) from None
-            raise _translated(err, tid, cpus) from err
-        if time.monotonic() - begin > SOON and not lives(fd):
+        before, outcome = _set(tid, cpus)
+        if not lives(fd):
             _put_back(tid, before)
             raise ThreadGone(tid, cpus)
     finally:
         os.close(fd)
-    return (cpus if now == wanted else CpuSet(now)), stat
+    if isinstance(outcome, AffinityError):
+        raise outcome
+    return outcome
+
+
+def pin_threads(proc: Procfs, masks: Sequence[tuple[VmThread, CpuSet]]) -> list[CpuSet | AffinityError]:
+    """Set the masks of threads of one process, in this order. :returns: for each what `pin` returns or raises."""
+    if len(masks) >= _SEVERAL:
+        with contextlib.suppress(OSError):  # for instance no descriptor is free, or the process has ended
+            return _pin_together(proc, masks)
+    results: list[CpuSet | AffinityError] = []
+    for thread, cpus in masks:
+        try:
+            results.append(pin(proc, thread, cpus))
+        except AffinityError as err:
+            results.append(err)
+    return results
+
+
+def _pin_together(proc: Procfs, masks: Sequence[tuple[VmThread, CpuSet]]) -> list[CpuSet | AffinityError]:
+    """Set masks as `pin_threads` does.
+    :raises OSError: the threads cannot be listed; masks may be set by then, but unchecked."""
+    results: list[CpuSet | AffinityError] = []
+    changed: list[tuple[int, str, set[int]]] = []
+    listed = set[str]()
+    tasks = os.open(f"{proc.root}/{masks[0][0].pid}/task", _READ | os.O_DIRECTORY)
+    try:
+        for thread, cpus in masks:
+            name = str(thread.id.tid)
+            if not listed and _is_in(tasks, thread):
+                listed.update(os.listdir(tasks))
+            if name in listed:
+                before, outcome = _set(thread.id.tid, cpus)
+                changed.append((len(results), name, before))
+                results.append(outcome)
+            else:
+                results.append(ThreadGone(thread.id.tid, cpus))
+        listed = set(os.listdir(tasks)) if changed else listed
+        for at, name, before in changed:
+            if name not in listed:
+                thread, cpus = masks[at]
+                _put_back(thread.id.tid, before)
+                results[at] = ThreadGone(thread.id.tid, cpus)
+    finally:
+        os.close(tasks)
+    return results
+
+
+def _set(tid: int, cpus: CpuSet) -> tuple[set[int], CpuSet | AffinityError]:
+    """Set a mask. :returns: the mask before, empty if it was not changed; and the mask that the kernel shows now."""
+    wanted = cpus.frozen()
+    try:
+        before = os.sched_getaffinity(tid)
+        os.sched_setaffinity(tid, wanted)
+    except OSError as err:
+        return set(), _translated(err, tid, cpus)
+    try:
+        now = os.sched_getaffinity(tid)
+    except OSError as err:
+        return before, _translated(err, tid, cpus)
+    return before, cpus if now == wanted else CpuSet(now)
+
+
+def _is_in(tasks: int, thread: VmThread) -> bool:
+    """Whether a thread is one of a process's. :param tasks: the process's open task directory."""
+    try:
+        fd = os.open(f"{thread.id.tid}/stat", _READ, dir_fd=tasks)
+    except _NO_SUCH:
+        return False
+    try:
+        return _is_of(fd, thread)
+    finally:
+        os.close(fd)
+
+
+def _is_of(fd: int, thread: VmThread) -> bool:
+    """Whether an open stat file is this thread's, and the thread is alive."""
+    try:
+        stat = os.pread(fd, _STAT_SIZE, 0)
+    except ProcessLookupError:
+        return False
+    # The name before the last `)` may hold anything. Behind it the first field is the state, and the 20th the start
+    # time. Not procfs.parse_stat: every new thread comes here.
+    at = stat.rfind(b")") + 2
+    return stat[at] not in _ENDED and int(stat[at:].split(b" ", 20)[19]) == thread.id.starttime
 
 
 def lives(fd: int) -> bool:
@@ -102,7 +169,8 @@ def lives(fd: int) -> bool:
 
 def _put_back(tid: int, mask: set[int]) -> None:
     """Restore the mask of a thread that took over a tid while it was being pinned: the mask read just before is the
-    best guess. Errors are ignored: that thread has ended as well, or the first call was refused, too."""
+    best guess, empty if it was not changed. Errors are ignored: that thread has ended as well, or the first call was
+    refused, too."""
     if mask:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(tid, mask)

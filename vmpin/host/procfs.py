@@ -7,7 +7,6 @@ Processes and threads end at any time: functions return None or an empty list fo
 import contextlib
 import os
 import re
-import resource
 import sys
 import time
 from collections.abc import Collection, Generator, Iterator
@@ -30,8 +29,6 @@ _OCTAL = r"\\([0-7]{3})"
 _RELEASE = r"([0-9]{1,4})\.([0-9]{1,4})"
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
-#: The most stat files kept open at once. Each takes 4 kB of kernel memory, which is charged to vmpin's cgroup.
-_MOST_KEPT = 4096
 _MAX_UID = (1 << 32) - 1
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -143,27 +140,6 @@ class Procfs:
         self.root = os.fspath(root)
         #: The pid namespace of this /proc, as in its ns/pid link; "" if it cannot be read, None before the first use.
         self._namespace: str | None = None
-        #: Inside `keeping_stat_files`: open stat files by (tid, start time), and their maximum number.
-        self._kept: dict[tuple[int, int], int] = {}
-        self._room = 0
-
-    @contextlib.contextmanager
-    def keeping_stat_files(self) -> Iterator[None]:
-        """While entered, `task_stats` keeps the stat files that it reads open for `affinity.pin_seen`: at most half of
-        the free descriptors, and at most `_MOST_KEPT`. On exit those that were not taken are closed."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._room = min(_MOST_KEPT, max(0, limit - len(os.listdir("/proc/self/fd"))) // 2)
-        try:
-            yield
-        finally:
-            self._room = 0
-            while self._kept:
-                os.close(self._kept.popitem()[1])
-
-    def take_stat_file(self, thread: tuple[int, int]) -> int | None:
-        """Return the open stat file of a thread (tid, start time), which the caller closes; None if none is kept. The
-        file stays bound to that task, even if another thread has the tid by now."""
-        return self._kept.pop(thread, None)
 
     def pids(self) -> list[str]:
         """Return all process ids, as the names of their directories."""
@@ -207,8 +183,7 @@ class Procfs:
         """Read the stats of a process's threads, without those that have ended. For many threads it takes half the
         time of `thread_stat`, as it opens the files relative to the task directory."""
         stats: dict[int, Stat] = {}
-        kept, room = self._kept, self._room
-        if len(tids) == 1 and not room:
+        if len(tids) == 1:
             return {tid: stat for tid in tids if (stat := self.thread_stat(pid, tid)) is not None}
         try:
             tasks = os.open(f"{self.root}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -221,17 +196,14 @@ class Procfs:
                     fd = opened(f"{tid}/stat", _READ, dir_fd=tasks)
                 except (FileNotFoundError, ProcessLookupError):
                     continue
-                keep = False
                 try:
                     stat = parse_stat(read(fd, 4096))
-                    if stat is not None:
-                        stats[tid] = stat
-                        keep = len(kept) < room and kept.setdefault((tid, stat.starttime), fd) == fd
                 except ProcessLookupError:
                     continue
                 finally:
-                    if not keep:
-                        close(fd)
+                    close(fd)
+                if stat is not None:
+                    stats[tid] = stat
         finally:
             close(tasks)
         return stats

@@ -4,13 +4,14 @@ import enum
 import logging
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import named
 from vmpin.errors import AffinityError, ThreadGone
 from vmpin.host import affinity
-from vmpin.host.procfs import Procfs, parse_stat
+from vmpin.host.procfs import Procfs
 from vmpin.pinning.plan import SetAffinity
 
 logger = logging.getLogger(__name__)
@@ -28,20 +29,13 @@ class Outcome(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """The result of an operation. `got` is the mask that the kernel shows now, None if it could not be read; `stat` is
-    the thread's stat line from before, b"" if no mask was set; `why` is the error."""
+    """The result of an operation. `got` is the mask that the kernel shows now, None if it could not be read; `why` is
+    the error."""
 
     operation: SetAffinity
     outcome: Outcome
     got: CpuSet | None
     why: str = ""
-    stat: bytes = b""
-
-    @property
-    def cpu(self) -> int | None:
-        """The CPU that the thread was on before."""
-        stat = parse_stat(self.stat)
-        return None if stat is None else stat.processor
 
     @property
     def placed(self) -> CpuSet | None:
@@ -61,22 +55,36 @@ def shared_cpuset(mask: frozenset[int]) -> CpuSet:
 def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
     """Set each mask, in order. :returns: one result per operation."""
     results = []
-    did, trimmed = Outcome.DONE, Outcome.TRIMMED
+    done, trimmed = Outcome.DONE, Outcome.TRIMMED
     debug = logger.isEnabledFor(logging.DEBUG)
-    for operation in operations:
-        try:
-            got, stat = affinity.pin_seen(proc, operation.thread, operation.cpus)
-        except ThreadGone:
-            results.append(Result(operation, Outcome.GONE, None))
-        except AffinityError as err:
-            seen = affinity.get(operation.thread.id.tid)
-            results.append(Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err)))
+    for _, group in groupby(operations, key=_process):
+        together = list(group)
+        masks = affinity.pin_threads(proc, [(thread, cpus) for _, thread, cpus, _ in together])
+        for operation, got in zip(together, masks, strict=True):
+            if isinstance(got, AffinityError):
+                results.append(_failed(operation, got))
+            else:
+                outcome = done if got is operation.cpus or got == operation.cpus else trimmed
+                results.append(named(Result, (operation, outcome, got, "")))
             if debug:
-                logger.debug("not done: %s: %s sandbox=%s", operation.describe(), err, operation.sandbox)
-        else:
-            if debug:
-                logger.debug("%s sandbox=%s", operation.describe(), operation.sandbox)
-            wanted = operation.cpus
-            outcome = did if got is wanted or got == wanted else trimmed
-            results.append(named(Result, (operation, outcome, got, "", stat)))
+                _log(results[-1])
     return results
+
+
+def _process(operation: SetAffinity) -> int:
+    return operation.thread.pid
+
+
+def _failed(operation: SetAffinity, err: AffinityError) -> Result:
+    if isinstance(err, ThreadGone):
+        return Result(operation, Outcome.GONE, None)
+    seen = affinity.get(operation.thread.id.tid)
+    return Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err))
+
+
+def _log(result: Result) -> None:
+    operation, outcome, _, why = result
+    if outcome is Outcome.REFUSED:
+        logger.debug("not done: %s: %s sandbox=%s", operation.describe(), why, operation.sandbox)
+    elif outcome is not Outcome.GONE:
+        logger.debug("%s sandbox=%s", operation.describe(), operation.sandbox)

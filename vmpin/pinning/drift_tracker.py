@@ -56,8 +56,8 @@ class DriftTracker:
         #: How often contention began; once for all threads of a sandbox.
         self.contended = 0
         self.contended_by: Counter[SandboxId] = Counter()  #: The same by sandbox, for sandboxes that still exist.
-        #: Called for each repaired thread that was on a CPU outside its mask: (sandbox, thread, CPU, mask).
-        self.strayed: Callable[[SandboxId, VmThread, int, CpuSet], None] | None = None
+        #: Called for each drifted thread before it is put back: (sandbox, thread, mask).
+        self.strayed: Callable[[SandboxId, VmThread, CpuSet], None] | None = None
         #: Returns the sandboxes that have unread reports.
         self.unread: Callable[[], Set[SandboxId]] = frozenset
         self._explain = explain
@@ -117,6 +117,10 @@ class DriftTracker:
             return None
         drift.left_alone, drift.retry_at = set(), NEVER
         drift.threads, drift.placement = drifted, placement
+        if drifted and self.strayed is not None:
+            for operation in operations:
+                if operation.thread.id in drifted:
+                    self.strayed(sandbox, operation.thread, operation.cpus)
         return self._without_contended(sandbox, drift, operations) if operations and self.contention else operations
 
     def _without_contended(self, sandbox: SandboxId, drift: _Drift,
@@ -193,8 +197,6 @@ class DriftTracker:
                 alike[key][1].append(thread.id)
             else:
                 alike[key] = MaskRepair(thread.role, cpus, shown, was, left), [thread.id]
-            if self.strayed is not None and (cpu := result.cpu) is not None and cpu not in cpus:
-                self.strayed(sandbox, thread, cpu, cpus)
         return {sandbox: dict(alike.values()) for sandbox, alike in repairs.items()}
 
 

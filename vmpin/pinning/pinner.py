@@ -266,7 +266,7 @@ class Pinner:
 def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> None:
     """Log one line per sandbox and mask, because a cgroup refuses a mask for all threads of a VMM."""
     for (sandbox, cpus), alike in refusals.items():
-        (_, thread, _, _), _, got, why, _ = alike[0]
+        (_, thread, _, _), _, got, why = alike[0]
         more = f" (and {number_of(len(alike) - 1, 'thread', 'more')})" if len(alike) > 1 else ""
         logger.error("mask not set sandbox=%s role=%s thread=%d wanted=%s has=%s: %s%s", sandbox, thread.role,
                      thread.id.tid, cpus, got, why, more)

@@ -66,11 +66,12 @@ def diff(placement: Placement, observed: Iterable[Observed]) -> tuple[SetAffinit
 
 
 def ordered(operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
-    """Sort operations: main threads first, because new threads inherit their masks; then those that only remove CPUs,
-    so that CPUs are vacated before other threads get them."""
-    return tuple(sorted(operations, key=_rank))
+    """Sort operations: those that add CPUs come last, so that CPUs are vacated before other threads get them. Main
+    threads never do, because new threads inherit their masks. The rest of the order is kept: /proc lists a process's
+    main thread first, and its threads are set together (`affinity.pin_threads`)."""
+    return tuple(sorted(operations, key=_adds_cpus))
 
 
-def _rank(operation: SetAffinity) -> int:
+def _adds_cpus(operation: SetAffinity) -> bool:
     _, thread, cpus, was = operation
-    return 2 * (thread.id.tid != thread.pid) + (not cpus <= was)
+    return thread.id.tid != thread.pid and not cpus <= was

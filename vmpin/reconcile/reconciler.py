@@ -4,7 +4,6 @@
 Synchronous, and usable without a watcher (`vmpin repin`; read-only for `plan`, `status` and `verify`).
 """
 
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -87,9 +86,7 @@ class Reconciler:
         self._failures.keep_only(node_state.vms)
         if act:
             self._restore_excluded()
-        # Most threads of a full pass are new: their files are kept open until their masks are set.
-        with node_state.proc.keeping_stat_files() if act and full else contextlib.nullcontext():
-            results = self._pass(list(node_state.vms), act)
+        results = self._pass(list(node_state.vms), act)
         if act:
             node_state.drift_evidence.forget_evidence(node_state.node.topology.all_cpus, node_state.vms.values())
         self._compare_sources()

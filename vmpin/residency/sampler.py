@@ -257,19 +257,20 @@ class Sampler:
         metered.booked += spent
         meter.ran, meter.waited, meter.place = now.ran, now.waited, place
 
-    def strayed(self, sandbox: SandboxId, thread: VmThread, cpu: int, place: CpuSet) -> None:
-        """Book a thread that is about to be put back, and is on `cpu` outside its placement: the next sample would not
-        show that. Called by the pinner's drift tracker."""
+    def strayed(self, sandbox: SandboxId, thread: VmThread, place: CpuSet) -> None:
+        """Book a thread that is about to be put back, if it is outside its placement: the next sample would not show
+        that. Called by the pinner's drift tracker."""
         vm = self.view.vms.get(sandbox)
         metered = None if vm is None else self._metered.get(vm.main_of(thread))
         meter = None if metered is None else metered.meters.get(thread.id)
         if metered is None or meter is None:
             return
         with contextlib.suppress(OSError):  # perhaps out of descriptors: the repair continues
-            now = self.host.ran(thread.pid, thread.id.tid)
-            if now is not None and now.ran > meter.ran:
+            now, where = self.host.ran(thread.pid, thread.id.tid), self.host.where(thread.pid, thread.id.tid)
+            if (now is not None and now.ran > meter.ran and where is not None and where.cpu not in place
+                    and where.starttime == thread.id.starttime):
                 # Migrations count from the last sample: this move is one of them.
-                self._book(sandbox, thread, metered, now, cpu, None, place)
+                self._book(sandbox, thread, metered, now, where.cpu, None, place)
 
     def since(self, when: float) -> Proof:
         """The books from a time (CLOCK_REALTIME, seconds) up to now."""

@@ -64,8 +64,8 @@ def state_is_sound() -> None:
 
 
 @pytest.mark.parametrize(("where", "what", "call", "reaped"), [
-    (VmInventory, "refresh", 1, True), (threads, "identify", 1, False), (affinity, "pin_seen", 1, True),
-    (affinity, "pin_seen", 4, False)],
+    (VmInventory, "refresh", 1, True), (threads, "identify", 1, False), (affinity, "pin_threads", 1, True),
+    (affinity, "_set", 4, False)],
     ids=["before its threads are read", "before they are identified, not yet reaped", "before the first mask",
          "amid the masks, not yet reaped"])
 def test_a_vmm_killed_in_the_middle_of_a_pass_is_no_error_and_others_are_placed(

@@ -21,7 +21,6 @@ from vmpin.domain.events import ContainerSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, VcpuState
 from vmpin.guests import vm_guest
 from vmpin.guests.manager import GuestManager
-from vmpin.host import affinity
 from vmpin.host.lock import Lock
 from vmpin.reconcile import placement_cache
 from vmpin.reconcile.cpuset_files import CpusetFiles
@@ -73,7 +72,6 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: Count
 
 async def test_a_containers_life_sets_masks_twice_and_derives_two_maps(
         watcher: Watcher, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affinity, "SOON", 3600)  # else a mask is read once more on a busy machine
     threads = len(list(machine.node_state.vms[VM].threads()))
     calls: Counter[str] = Counter()
     counted(monkeypatch, vm_guest, "guest_map", calls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
@@ -20,7 +19,8 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadGone
 from vmpin.host import affinity
-from vmpin.host.procfs import Procfs, parse_stat
+from vmpin.host.affinity import pin, pin_threads
+from vmpin.host.procfs import Procfs
 
 PROC = Procfs()
 ALLOWED = CpuSet(os.sched_getaffinity(0))
@@ -30,10 +30,6 @@ REST = ALLOWED - ONE
 NOWHERE = CpuSet((8191,))
 
 pytestmark = pytest.mark.skipif(not REST, reason="needs two CPUs")
-
-
-def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
-    return affinity.pin_seen(proc, thread, cpus)[0]
 
 
 def thread_of(pid: int, tid: int) -> VmThread:
@@ -79,8 +75,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Meanwhile(CpuSet):
-    """CPUs that let something happen when they are handed to the kernel: after the check before, before the set. It
-    takes so long that a number may be another thread's then."""
+    """CPUs that let something happen when they are handed to the kernel: after the check before, before the set."""
 
     __slots__ = ("happens",)
 
@@ -90,7 +85,6 @@ class Meanwhile(CpuSet):
 
     def frozen(self) -> frozenset[int]:
         self.happens()
-        time.sleep(affinity.SOON)
         return super().frozen()
 
     happens: Callable[[], object]
@@ -165,84 +159,11 @@ def test_a_process_that_dies_after_the_check_and_is_not_reaped_is_gone(child: su
         pin(PROC, thread_of(child.pid, child.pid), Meanwhile(ONE, die))
 
 
-def test_a_kept_stat_file_serves_the_mask_of_its_thread_and_is_closed(worker: Worker) -> None:
-    proc = Procfs()
-    known = worker.thread
-    with proc.keeping_stat_files():
-        (stat,) = proc.task_stats(os.getpid(), [worker.tid]).values()
-        assert (stat.comm, stat.starttime) == (known.name, known.id.starttime)
-        before = open_stat_files()
-        assert pin(proc, known, ONE) == ONE
-        assert open_stat_files() == before - 1
-    assert pin(proc, known, REST) == REST, "and without a kept one"
-
-
-def test_the_cpu_that_a_thread_was_on_is_read_right_before() -> None:
-    """The proof books by it the time that the thread ran elsewhere."""
-    proc, other = Procfs(), REST.first
-    with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as busy:
-        try:
-            os.sched_setaffinity(busy.pid, ONE)
-            known = thread_of(busy.pid, busy.pid)
-            with proc.keeping_stat_files():
-                while proc.task_stats(busy.pid, [busy.pid])[busy.pid].processor != ONE.first:
-                    pass
-                os.sched_setaffinity(busy.pid, (other,))
-                while getattr(proc.stat(busy.pid), "processor", None) != other:
-                    pass
-                got, stat = affinity.pin_seen(proc, known, ONE)
-                assert got == ONE
-                assert getattr(parse_stat(stat), "processor", None) == other
-        finally:
-            busy.kill()
-
-
-def test_the_kept_stat_file_of_a_thread_that_has_ended_gives_no_mask_away() -> None:
-    proc, worker = Procfs(), Worker()
-    known = worker.thread
-    with proc.keeping_stat_files():
-        proc.task_stats(os.getpid(), [worker.tid])
-        worker.end()
-        with pytest.raises(ThreadGone):
-            pin(proc, known, ONE)
-
-
-def test_kept_stat_files_leave_half_of_the_free_descriptors_and_are_all_closed() -> None:
-    workers = [Worker() for _ in range(12)]
-    tids = [worker.tid for worker in workers]
-    before, opened = open_stat_files(), len(os.listdir("/proc/self/fd"))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 8, limits[1]))
-        proc = Procfs()
-        with proc.keeping_stat_files():
-            assert proc.task_stats(os.getpid(), tids).keys() == set(tids)
-            assert proc.task_stats(os.getpid(), tids).keys() == set(tids), "read again, and kept once"
-            assert 0 < open_stat_files() - before <= 4
-        assert open_stat_files() == before
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for worker in workers:
-            worker.end()
-
-
-def open_stat_files() -> int:
-    """How many stat files this process has open."""
-    found = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{name}").endswith("/stat")
-    return found
-
-
 @pytest.mark.root
-@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("cpus", [ONE, NOWHERE])
-def test_a_stranger_that_takes_over_the_number_keeps_its_mask(child: subprocess.Popen[bytes], cpus: CpuSet,
-                                                              kept: bool) -> None:
+def test_a_stranger_that_takes_over_the_number_keeps_its_mask(child: subprocess.Popen[bytes], cpus: CpuSet) -> None:
     """The number is given away between the check and the set: the start time may even be the same tick's."""
     need_root()
-    proc = Procfs()
 
     def replace() -> None:
         if child.returncode is None:
@@ -251,35 +172,104 @@ def test_a_stranger_that_takes_over_the_number_keeps_its_mask(child: subprocess.
             born(child.pid)
 
     try:
-        with proc.keeping_stat_files():
-            known = thread_of(child.pid, child.pid)
-            if kept:
-                proc.task_stats(child.pid, [child.pid])
-            with pytest.raises(ThreadGone):
-                pin(proc, known, Meanwhile(cpus, replace))
+        with pytest.raises(ThreadGone):
+            pin(PROC, thread_of(child.pid, child.pid), Meanwhile(cpus, replace))
         assert affinity.get(child.pid) == ALLOWED.frozen()
     finally:
         os.kill(child.pid, signal.SIGKILL)
         os.waitpid(child.pid, 0)
 
 
+class Several:
+    """Eight threads of this process, which are pinned together. `ids` are as they were at first."""
+
+    def __init__(self) -> None:
+        self.workers = [Worker() for _ in range(8)]
+        self.ids = [worker.thread for worker in self.workers]
+        self._alive = set(range(8))
+
+    def end(self, *numbers: int) -> None:
+        for number in self._alive & set(numbers):
+            self.workers[number].end()
+            self._alive.remove(number)
+
+    def masks(self) -> list[frozenset[int] | None]:
+        return [affinity.get(worker.tid) for worker in self.workers]
+
+
+@pytest.fixture
+def several() -> Iterator[Several]:
+    made = Several()
+    yield made
+    made.end(*range(8))
+
+
+def test_threads_of_a_process_get_a_mask_each(several: Several) -> None:
+    wanted = [(thread, (ONE, REST, NOWHERE, ONE | NOWHERE)[at % 4]) for at, thread in enumerate(several.ids)]
+    before = os.listdir("/proc/self/fd")
+    one, rest, nowhere, trimmed, *_ = got = pin_threads(PROC, wanted)
+    assert (one, rest, type(nowhere), trimmed) == (ONE, REST, CpuNotAllowed, ONE)
+    assert len(got) == 8
+    assert several.masks() == [ONE.frozen(), REST.frozen(), ALLOWED.frozen(), ONE.frozen()] * 2
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("ended", [(0,), (3,), (0, 1, 2), (7,), tuple(range(8))])
+def test_threads_that_have_ended_are_gone_and_the_others_are_pinned(several: Several, ended: tuple[int, ...]) -> None:
+    several.end(*ended)
+    got = pin_threads(PROC, [(thread, ONE) for thread in several.ids])
+    assert [at for at, outcome in enumerate(got) if isinstance(outcome, ThreadGone)] == list(ended)
+    assert [outcome for outcome in got if not isinstance(outcome, ThreadGone)] == [ONE] * (8 - len(ended))
+
+
+def test_threads_that_end_while_masks_are_set_are_gone(several: Several) -> None:
+    ends = Meanwhile(ONE, lambda: several.end(1, 3, 5))
+    got = pin_threads(PROC, [(thread, ends if at == 4 else ONE) for at, thread in enumerate(several.ids)])
+    assert [at for at, outcome in enumerate(got) if isinstance(outcome, ThreadGone)] == [1, 3, 5]
+
+
+def test_threads_of_another_process_are_left_alone(several: Several, child: subprocess.Popen[bytes]) -> None:
+    """The pid is another process's by now."""
+    got = pin_threads(PROC, [(thread._replace(pid=child.pid), ONE) for thread in several.ids])
+    assert {type(outcome) for outcome in got} == {ThreadGone}
+    assert several.masks() == [ALLOWED.frozen()] * 8
+
+
 @pytest.mark.root
-def test_a_stranger_that_has_the_number_since_the_pass_began_is_not_touched(child: subprocess.Popen[bytes]) -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_a_stranger_with_the_number_of_one_of_several_keeps_its_mask(several: Several, early: bool) -> None:
     need_root()
-    proc, used = Procfs(), list[str]()
-    with proc.keeping_stat_files():
-        known = thread_of(child.pid, child.pid)
-        proc.task_stats(child.pid, [child.pid])
-        child.kill()
-        child.wait()
-        born(child.pid)
-        try:
-            with pytest.raises(ThreadGone):
-                pin(proc, known, Meanwhile(ONE, lambda: used.append("the mask was taken to set it")))
-        finally:
-            os.kill(child.pid, signal.SIGKILL)
-            os.waitpid(child.pid, 0)
-    assert not used
+    stranger, strangers = several.workers[5].tid, list[int]()
+
+    def replace() -> None:
+        several.end(5)
+        born(stranger)
+        strangers.append(stranger)
+
+    try:
+        changes = Meanwhile(ONE, replace)
+        if early:
+            replace()
+            changes = Meanwhile(ONE, lambda: None)
+        got = pin_threads(PROC, [(thread, changes if at == 5 - early else ONE)
+                                 for at, thread in enumerate(several.ids)])
+        assert [at for at, outcome in enumerate(got) if isinstance(outcome, ThreadGone)] == [5]
+        assert affinity.get(stranger) == ALLOWED.frozen()
+    finally:
+        for pid in strangers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_without_a_free_descriptor_nothing_is_set_and_it_is_said(several: Several) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        got = pin_threads(PROC, [(thread, ONE) for thread in several.ids])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert {str(outcome) for outcome in got if "Too many open files" in str(outcome)} == set(map(str, got))
+    assert several.masks() == [ALLOWED.frozen()] * 8
 
 
 def test_no_descriptor_is_left_open(worker: Worker) -> None:
@@ -361,7 +351,11 @@ def born(pid: int) -> None:
     args = (ctypes.c_uint64 * 11)(0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(wanted), 1, 0)
     # PyDLL keeps the interpreter's lock over the call, so that the child has it too.
     libc = ctypes.PyDLL(None, use_errno=True)
-    made = libc.syscall(ctypes.c_long(435), ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
+    made = -1
+    deadline = time.monotonic() + 60
+    while made < 0 and time.monotonic() < deadline:
+        # EEXIST for a moment: the kernel frees a tid a little after the thread has left /proc.
+        made = libc.syscall(ctypes.c_long(435), ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
     if made == 0:
         while True:
             signal.pause()

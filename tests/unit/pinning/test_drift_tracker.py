@@ -169,18 +169,18 @@ def test_drift_that_went_away_by_itself_is_not_counted(node: Spinners) -> None:
     assert node.node_state.counters.drift == {}
 
 
-def test_the_last_cpu_of_a_strayed_thread_is_reported(node: Spinners) -> None:
-    seen: list[tuple[int, int, CpuSet]] = []
+def test_a_drifted_thread_is_reported_before_it_is_put_back(node: Spinners) -> None:
+    seen: list[tuple[int, CpuSet, CpuSet]] = []
 
-    def strayed(sandbox: str, thread: VmThread, cpu: int, place: CpuSet) -> None:
-        seen.append((thread.id.tid, cpu, place))
+    def strayed(sandbox: str, thread: VmThread, place: CpuSet) -> None:
+        seen.append((thread.id.tid, CpuSet(os.sched_getaffinity(thread.id.tid)), place))
 
     vm = node.vm()
     assert node.repair(vm) == 0
     node.node_state.pinner.drift_tracker.strayed = strayed
-    node.move(vm, node.there)  # one that runs goes there at once
+    node.move(vm, node.there)
     assert node.repair(vm) == 1
-    assert seen == [(vm.vmm.pid, node.there.first, node.here)]
+    assert seen == [(vm.vmm.pid, node.there, node.here)]
     node.move(vm, node.here | node.there)
     node.move(vm, node.here)  # it is back before it is looked at
     assert node.repair(vm) == 0

@@ -76,10 +76,10 @@ def test_operations_describe_themselves() -> None:
         "sandbox pod-a: set emulator (thread 4121, t4121) to CPUs 4-5, was none")
 
 
-def test_main_threads_go_first_then_those_that_only_leave_cpus() -> None:
+def test_threads_that_get_cpus_go_last_but_for_main_threads() -> None:
     """Threads born meanwhile inherit from the main thread; CPUs are left before others are taken."""
     takes = SetAffinity(POD, VCPU0, cpus("4"), cpus("5"))
     leaves = SetAffinity(POD, VCPU1, cpus("5"), cpus("4-5"))
     first = SetAffinity(POD, MAIN, cpus("0-7"), cpus("4-5"))
     same = SetAffinity(POD, VCPU9, cpus("5"), cpus("5"))
-    assert ordered([takes, leaves, same, first]) == (first, leaves, same, takes)
+    assert ordered([first, takes, leaves, same]) == (first, leaves, same, takes)

@@ -44,7 +44,7 @@ from vmpin.features.demo.worth import (
     kata_pinning,
     wake_ups,
 )
-from vmpin.host.affinity import pin_seen
+from vmpin.host.affinity import pin
 from vmpin.host.cpu_times import CpuLines, Schedstat, process_ran
 from vmpin.host.procfs import Procfs
 
@@ -179,7 +179,7 @@ class NoiseStage(Stage):
             if stat is not None:
                 thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.EMULATOR, "", pid)
                 with contextlib.suppress(ThreadGone):
-                    pin_seen(self._proc, thread, cpus)
+                    pin(self._proc, thread, cpus)
 
 
 def _all(masks: DemoMasks) -> list[CpuSet]:
