@@ -129,10 +129,11 @@ class Passes:
 
     def __init__(self, reconciler: Reconciler, guests: GuestManager, saving: StateSaving,
                  proc_events: ProcEventsFeed | None, passed: Callable[[], None], timeouts: Timeouts) -> None:
-        self._reconciler, self._node_state = reconciler, reconciler.node_state
+        self._reconciler, self._view = reconciler, reconciler.view
+        self._node_state = reconciler.node_state
         self._guests, self._saving, self._proc_events = guests, saving, proc_events
         self._passed, self._timeouts = passed, timeouts
-        self.rechecks = RecheckSchedule(timeouts.rechecks, self._node_state.is_settled)
+        self.rechecks = RecheckSchedule(timeouts.rechecks, self._view.is_settled)
         self._queries: set[asyncio.Task[None]] = set()
         self._turns = -1  #: The value of `NodeState.placement_turns` after the last pass.
 
@@ -166,7 +167,7 @@ class Passes:
             self._proc_events.after_pass(report, everything=why in ("resync", "request"))
         turns, self._turns = self._turns, self._node_state.placement_turns
         if why != "recheck" or report.results or self._turns != turns:  # most rechecks change nothing
-            self._guests.update(self._node_state)
+            self._guests.update(self._view)
             self._passed()
         self.rechecks.begin({result.operation.sandbox for result in report.results
                              if result.outcome is Outcome.WAITING})
@@ -184,7 +185,7 @@ class Passes:
                 self._saving.save_soon(only_if_unsaved=True)
                 self._saving.save_with_others()
                 for sandbox in self.rechecks.checked(due):
-                    vm = self._node_state.vms.get(sandbox)
+                    vm = self._view.vms.get(sandbox)
                     if vm is not None and not vm.vcpus_identified:
                         self.report_unidentified(vm)
 
@@ -205,7 +206,7 @@ class Passes:
     async def _query(self, vm: Vm) -> None:
         from vmpin.vmm import qmp  # here, as the first pass waits for imports at the top
 
-        if await qmp.query_threads(vm) and self._node_state.vms.get(vm.sandbox) is vm:
+        if await qmp.query_threads(vm) and self._view.vms.get(vm.sandbox) is vm:
             self.run([vm.sandbox], "qmp")
             self._saving.save_soon()
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.view import NodeView
 
 if TYPE_CHECKING:
     from vmpin.residency.run_time_books import RunTimeBooks
@@ -25,6 +26,7 @@ class Sampling:
     def __init__(self, node_state: NodeState, owned: Callable[[], bool] = lambda: True,
                  listen: Callable[[Sampler], Awaitable[RunListener]] | None = None) -> None:
         self._node_state, self._owned, self._listen = node_state, owned, listen
+        self._view: NodeView = node_state
         self._reconfigured = asyncio.Event()
         self._settled = asyncio.Event()
         self._books: RunTimeBooks | None = None
@@ -33,10 +35,10 @@ class Sampling:
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            seconds = self._node_state.config.proof.sample_seconds
+            seconds = self._view.config.proof.sample_seconds
             if not seconds:
                 if self.sampler is not None:
-                    self._node_state.drift_tracker.strayed = None
+                    self._node_state.report_strays(None)
                     self.sampler.close()
                     self.sampler = None
                 self._reconfigured.clear()
@@ -62,7 +64,7 @@ class Sampling:
         from vmpin.residency.run_time_books import RunTimeBooks
         from vmpin.residency.sampler import Sampler
 
-        view = self._node_state
+        view = self._view
         if self._books is None:
             self._books = RunTimeBooks(view.config.paths.proof_file, view.boot_id, view.ledger, self._owned)
         if view.ledger.began is None:
@@ -70,7 +72,7 @@ class Sampling:
         sampler = Sampler(view, self._books)
         if self._listen is not None:
             sampler.listener = await self._listen(sampler)
-        self._node_state.drift_tracker.strayed = sampler.strayed
+        self._node_state.report_strays(sampler.strayed)
         return sampler
 
     async def settled(self) -> Sampler | None:

@@ -103,7 +103,7 @@ class Watcher:
         directory = RunDirectory(self.view.config, self.lock, self.saving.prepare_again)
         directory.open()
         if self.nri is not None:
-            self.node_state.drift_tracker.unread = self.nri.unread
+            self.node_state.judge_drift_after(self.nri.unread)
         for begin in present(part.begin for part in self.parts.values()):
             begin()
         self.hooks.take_spool()

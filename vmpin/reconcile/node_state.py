@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -133,7 +133,6 @@ class NodeState:
         self.newborn_counts: defaultdict[SandboxId, NewbornCounts] = defaultdict(NewbornCounts)
         #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
         self.leaving: set[SandboxId] = set()
-        #: Whether the state file lacks something that no list of the runtime's repeats, or is gone.
         self.changed = self.kubelet != saved.kubelet
         #: Whether the state file lacks reports that the runtime's next list repeats.
         self.reports_changed = False
@@ -236,6 +235,10 @@ class NodeState:
         """Whether the state file is out of date."""
         return self.reports_changed or self.unsaved
 
+    def save_again(self) -> None:
+        """Have the state file written again, because it is gone."""
+        self.changed = True
+
     @property
     def save_trouble(self) -> str:
         """Why the last attempt to write the state file failed; "" if it succeeded."""
@@ -326,6 +329,15 @@ class NodeState:
     def take_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """Record the answer of PodResources, None without one."""
         self.source_disagreements.resources = resources
+
+    def report_strays(self, stray: Callable[[SandboxId, VmThread, CpuSet], None] | None) -> None:
+        """Have `stray` called for each drifted thread before it is put back, with its mask; None ends that."""
+        self.drift_tracker.strayed = stray
+
+    def judge_drift_after(self, unread: Callable[[], Set[SandboxId]]) -> None:
+        """Have drift of a sandbox repaired only when its reports are read: they may show a change by the runtime.
+        :param unread: returns the sandboxes with unread reports."""
+        self.drift_tracker.unread = unread
 
     def read_assignments(self, resync: bool = False) -> None:
         """Read the checkpoint and the claims, which are written before the runtime creates the container.

@@ -115,7 +115,7 @@ def test_drift_that_an_unread_report_may_explain_is_judged_once_it_is_read(node:
     vm = node.vm()
     assert node.repair(vm) == 0
     waiting = {SandboxId("another"), vm.sandbox}
-    node.node_state.drift_tracker.unread = lambda: waiting
+    node.node_state.judge_drift_after(lambda: waiting)
     node.move(vm, node.there)
     assert (node.repair(vm), mask(vm)) == (0, node.there)
     waiting.remove(vm.sandbox)
@@ -137,7 +137,7 @@ def test_drift_that_an_unread_report_may_explain_is_judged_once_it_is_read(node:
 def test_an_unread_report_delays_no_new_placement(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
-    node.node_state.drift_tracker.unread = lambda: {vm.sandbox}
+    node.node_state.judge_drift_after(lambda: {vm.sandbox})
     node.place(vm.sandbox, node.there)
     assert (node.repair(vm), mask(vm)) == (1, node.there)
 
@@ -269,7 +269,7 @@ def test_no_contention_begins_while_reports_are_unread(
     """What moved the thread once more may have been the runtime."""
     vm = node.vm()
     waiting = set[SandboxId]()
-    node.node_state.drift_tracker.unread = lambda: waiting
+    node.node_state.judge_drift_after(lambda: waiting)
     assert node.repair(vm) == 0
     assert contend(node, vm, 3) == 3
     waiting.add(vm.sandbox)

@@ -105,7 +105,7 @@ def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> 
 def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsewhere(node: Spinners) -> None:
     vm = node.vm()
     sampler = started(node.reconciler.view)
-    node.node_state.drift_tracker.strayed = sampler.strayed
+    node.node_state.report_strays(sampler.strayed)
     assert node.repair(vm) == 0
     sampler.round()
     node.move(vm, node.there)
