@@ -36,9 +36,9 @@ from process_masks import seen
 from runtime_bundle import Bundle, cri, remove_cgroup, stripped_text
 from waiting import PATIENCE, wait
 
+from vmpin.features.installer import oci_hook
+from vmpin.features.installer.oci_hook import DEFAULT_STAGES, HookOptions
 from vmpin.host import boottime
-from vmpin.install import oci_hook
-from vmpin.install.oci_hook import DEFAULT_STAGES, HookOptions
 
 #: Of its hooks, for the watcher to answer: after the default of 200 ms a busy machine may leave a hook no time for the
 #: spool, and its message is lost. A watcher that is not there refuses, or resets, and they spool at once.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from need import lacking, need_tool, need_unshare
 from waiting import PATIENCE
 
-from vmpin.install import oci_hook
+from vmpin.features.installer import oci_hook
 
 if TYPE_CHECKING:
     from real_node import Node

@@ -16,7 +16,7 @@ from real_containerd import Containerd
 from real_node import COMMAND, Node
 from waiting import wait
 
-from vmpin.install import oci_hook
+from vmpin.features.installer import oci_hook
 
 pytest_plugins = ["given_lab"]
 

@@ -24,8 +24,8 @@ import pytest
 from machine_wide import alone_with
 from need import lacking, need_root, need_tool, need_unshare
 
-from vmpin.install import file_operations, oci_hook
-from vmpin.install.oci_hook import HookOptions
+from vmpin.features.installer import file_operations, oci_hook
+from vmpin.features.installer.oci_hook import HookOptions
 
 pytestmark = pytest.mark.root
 

@@ -15,7 +15,7 @@ from real_qemu import Qemu, need_kvm
 from runtime_bundle import cri
 from waiting import PATIENCE, wait
 
-from vmpin.install import oci_hook
+from vmpin.features.installer import oci_hook
 
 pytest_plugins = ["given"]
 node = given_sandboxes.node

@@ -21,7 +21,7 @@ from soak.oracle import Container, Cpus
 from soak.trouble import TroubledWorld
 from soak.world import Guest, Kind, listed
 from vmpin.cli.main import main as vmpin_command
-from vmpin.install.oci_hook import DEFAULT_STAGES
+from vmpin.features.installer.oci_hook import DEFAULT_STAGES
 
 #: Which stages call the hook: each of these is enough.
 _STAGES = (DEFAULT_STAGES, ("createRuntime", "poststop"), ("poststart", "poststop"))

@@ -26,8 +26,8 @@ from soak.agents import Agents
 from soak.machines import Machine, RealQemu, StandIn
 from soak.oracle import Container, Cpus, Sandbox
 from soak.runtime import Runtime
+from vmpin.features.installer.oci_hook import DEFAULT_DEADLINE_MS, HookOptions
 from vmpin.host.sysfs import Sysfs
-from vmpin.install.oci_hook import DEFAULT_DEADLINE_MS, HookOptions
 from vmpin.wire.nri_enums import Verb
 
 #: What the run directory may hold: full in a moment, and more than a story needs.

@@ -81,7 +81,7 @@ OUTSIDE_OF_FEATURES = {"prometheus_client": "_metrics"}
 ASYNC = {"host.sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
          "features.allocator", "features.cluster.followers", "features.isolation.node_isolation",
          "features.isolation.books_database", "daemon"}
-PROCESSES = {"install.file_operations", "install.oci_hook", "features.doctor.verbs.gather", "features.network.netns"}
+PROCESSES = {"features.installer", "features.doctor.verbs.gather", "features.network.netns"}
 #: A feature's module whose name ends so has its tasks in a watcher.
 WATCHER_PART = "watcher_part"
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
@@ -98,7 +98,7 @@ NUMBERS_ELSEWHERE = {
         *(f"features.network.{name}" for name in ("device_nodes", "netns", "netns_reader", "rtnetlink"))),
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
-        "features.allocator.scenario_events", "cpuset", "install.oci_hook", "protocol.frames",
+        "features.allocator.scenario_events", "cpuset", "features.installer.oci_hook", "protocol.frames",
         "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
         "cli.repin", "features.demo.verbs", "features.doctor.verbs.gather", "cli.run_times", "config.settings",

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from vmpin.cli.manual import Command
 
 #: In the order in which help shows them; each is in a module of its name.
-VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "logs", "config", "install", "uninstall",
-         "help", "completion", "guest", "version")
+VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "logs", "config", "help", "completion", "guest",
+         "version")
 #: Those that help lists apart, with those of features; and that it does not list, as an option does the same.
 _SERVICE_VERBS, _UNLISTED = ("guest",), ("version",)
 
@@ -51,8 +51,6 @@ a first look, on any node:
   vmpin plan                 the changes that vmpin would make, without making them
   vmpin plan --scenario F    the same for a node described in a file
 in service:
-  vmpin install hook --hooks-dir /usr/share/containers/oci/hooks.d
-  vmpin install service      vmpin watch under systemd; --now starts it
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
   vmpin unpin SANDBOX        restore the masks that its threads had before vmpin (--every: each sandbox's)
   vmpin repin SANDBOX        the opposite: place its threads again

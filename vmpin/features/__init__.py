@@ -4,6 +4,7 @@ NAMES = (
     # Before others: its checks come first.
     "doctor",
     "allocator",
+    "installer",
     "isolation",
     "irqs",
     "scheduling",

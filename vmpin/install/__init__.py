@@ -1,2 +1,1 @@
-"""Files put on a node: the OCI hook with its registrations, the guest agent's zipapp; paths of the wheel's data
-files."""
+"""What an installation has: its version, the paths of the wheel's data files, and the guest agent's zipapp."""

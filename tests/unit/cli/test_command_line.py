@@ -19,8 +19,7 @@ from vmpin.errors import UsageError
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
 #: Each takes its last argument for a file to write.
-WRITERS = (["guest", "build", "-o"],
-           ["install", "hook", "--base-spec", "spec.json", "--hooks-dir", "lib", "--out"])
+WRITERS = (["guest", "build", "-o"],)
 
 
 def started(how: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -54,7 +53,6 @@ def test_an_empty_path_is_not_the_current_directory(here: Path, capsys: pytest.C
     with pytest.raises(UsageError, match="names no directory"):
         directory("")
     before = sorted(here.iterdir())
-    assert main(["install", "hook", "--hooks-dir", ""]) == 2
     assert main(["--config", "", "config"]) == 2, "the default file was not asked for"
     assert capsys.readouterr().out == ""
     assert sorted(here.iterdir()) == before
@@ -109,12 +107,6 @@ def test_an_error_is_not_printed_among_the_output() -> None:
     done = started("2>&-", "--config", "/nonexistent", "config")
     assert (done.returncode, done.stdout) == (2, "")
     assert started("2>&-", "nonsense").stdout == ""
-
-
-def test_a_closed_standard_input_is_an_empty_one(tmp_path: Path) -> None:
-    done = started("<&-", "install", "hook", "--base-spec", "-", "--hooks-dir", str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is not JSON" in done.stderr
 
 
 #: What the streams' numbers lead to, in a program and in one that it starts; and the number of the next file opened.

@@ -22,7 +22,6 @@ PARTS = [part._replace(name=f"{command.name}-{part.name}") for command in gramma
 
 def test_every_verb_has_one() -> None:
     parts = {part.name for part in PARTS}
-    assert {"install-hook", "install-service"} <= parts
     assert set(PAGES) == {"vmpin.1", *(f"vmpin-{verb}.1" for verb in (*verb_modules(), *parts))}
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from newcomers import Machine, mask, sandbox
 
-from vmpin.cli import install_service, uninstall
 from vmpin.cli.main import main
 from vmpin.cli.repin import finish
 from vmpin.cli.unpin import print_restored
@@ -46,22 +45,18 @@ def test_a_sandbox_that_does_not_have_all_its_masks_is_exit_code_1(output: str,
     assert "nothing to restore" not in printed
 
 
-@pytest.mark.parametrize(("output", "verb"), [("text", "unpin"), ("json", "unpin"), ("json", "uninstall")])
+@pytest.mark.parametrize("output", ["text", "json"])
 def test_a_feature_that_cannot_give_back_all_is_exit_code_1(
-        machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str,
-        verb: str) -> None:
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+        output: str) -> None:
     machine.vmm("a")
     machine.resync()
     assert machine.node_state.save()
-    words = [*arguments(machine), verb, "-o", output, *(["--all"] if verb == "unpin" else [])]
-    if verb == "uninstall":
-        monkeypatch.setattr(uninstall, "_hooks", lambda *_: ([], []))
-        monkeypatch.setattr(install_service, "plan_remove", lambda _: [])
+    words = [*arguments(machine), "unpin", "-o", output, "--all"]
     monkeypatch.setattr(teardown, "features", lambda: [Feature(name="keeps", give_back=lambda _: False)])
     assert main(words) == 1
     printed = capsys.readouterr().out
-    if verb == "unpin":
-        assert ("its files stay" in printed) if output == "text" else (json.loads(printed)["gone"] is False)
+    assert ("its files stay" in printed) if output == "text" else (json.loads(printed)["gone"] is False)
     assert machine.node_state.config.paths.state_file.exists()
     monkeypatch.setattr(teardown, "features", lambda: [Feature(name="gives", give_back=lambda _: True)])
     assert main(words) == 0
@@ -91,16 +86,13 @@ def test_without_a_watcher_features_give_back_what_they_changed_of_the_sandbox(
     assert json.loads(capsys.readouterr().out).get("settled", True) is (settled or verb == "repin")
 
 
-@pytest.mark.parametrize(("output", "verb"), [
-    ("text", "unpin"), ("json", "unpin"), ("text", "uninstall"), ("json", "uninstall")])
+@pytest.mark.parametrize("output", ["text", "json"])
 def test_a_dry_run_of_leaving_has_what_features_would_give_back(
-        machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str,
-        verb: str) -> None:
-    monkeypatch.setattr(uninstall, "_hooks", lambda *_: ([], []))
-    monkeypatch.setattr(install_service, "plan_remove", lambda _: [])
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+        output: str) -> None:
     texts = [f"move IRQ {number} to CPUs 0-7, was 1" for number in range(100)]
     monkeypatch.setattr(teardown, "features", lambda: [Feature(name="gives", giving_back=lambda _: texts)])
-    assert main([*arguments(machine), verb, "--dry-run", "-o", output, *(["--all"] if verb == "unpin" else [])]) == 0
+    assert main([*arguments(machine), "unpin", "--dry-run", "-o", output, "--all"]) == 0
     printed = capsys.readouterr().out
     listed = printed.splitlines() if output == "text" else json.loads(printed)["of_features"]
     assert [line for line in listed if line in texts] == texts

@@ -21,10 +21,8 @@ from vmpin.config import yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import ResidencyLedger
-from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
+from vmpin.errors import ConfigError, SourceError, StateFileError
 from vmpin.host.files import MAX_BYTES, Files, open_regular, read_regular
-from vmpin.install import oci_hook
-from vmpin.install.oci_hook import HookOptions
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_format import SavedState
@@ -316,18 +314,6 @@ def test_vmpins_own_configuration(tmp_path: Path, kind: Callable[[Path], None]) 
     path.symlink_to(os.devnull)
     assert yaml_file.load(path) is None
     assert yaml_file.load(Path(os.devnull)) is None
-
-
-@KINDS
-def test_a_hooks_registration(tmp_path: Path, kind: Callable[[Path], None]) -> None:
-    """A FIFO there is another's."""
-    oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
-    path = oci_hook.registration_path(tmp_path, "poststop")
-    if kind is linked:
-        return  # test_hooks_install.py
-    put(path, kind)
-    with pytest.raises(UsageError, match="was not written by vmpin"):
-        oci_hook.plan_install(tmp_path, HookOptions(stages=("poststop",)))
 
 
 def test_a_scenario_may_come_through_a_pipe(tmp_path: Path) -> None:

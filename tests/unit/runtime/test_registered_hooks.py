@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from trees import make_tree
 
 from vmpin.domain.facts import Engine, Handler
 from vmpin.host.files import Files
-from vmpin.install import file_operations, oci_hook
-from vmpin.install.oci_hook import HookOptions
 from vmpin.runtime.registered_hooks import hooks
-
-STAGES = ("createRuntime", "createContainer", "poststart", "poststop")
-
-
-def test_what_install_hook_registers_is_found_with_its_reader(tmp_path: Path) -> None:
-    directory = tmp_path / "hooks.d"
-    oci_hook.install(directory, HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
-    (directory / "other.json").write_text('{"hook": {"path": "/bin/true"}, "stages": ["poststop"]}')
-    found = hooks(Files("/"), [Engine("crio", hooks_dirs=(str(directory),)), Engine("podman", hooks_dirs=("/none",))])
-    assert sorted(hook.file for hook in found) == sorted(str(directory / f"50-vmpin-{stage}.json") for stage in STAGES)
-    assert {hook.stages for hook in found} == {(stage,) for stage in STAGES}
-    for hook in found:
-        assert (hook.script, hook.socket) == (str(directory / "vmpin-hook"), "/run/x/hook.sock")
-        assert (hook.fail_closed, hook.broken, hook.read_by) == (True, "", ("crio",))
-
-
-def test_a_base_spec_is_found_with_its_handlers(tmp_path: Path) -> None:
-    script = tmp_path / "libexec" / "vmpin-hook"
-    file_operations.execute([oci_hook.script_operation(script.parent)])
-    spec = oci_hook.with_hook({"ociVersion": "1.0.2"}, script, HookOptions())
-    (tmp_path / "base.json").write_text(json.dumps(spec))
-    handlers = tuple(Handler(name, "containerd", True, "/c", base_spec=str(tmp_path / "base.json"))
-                     for name in ("kata", "kata-2"))
-    (hook,) = hooks(Files("/"), [Engine("containerd", handlers=handlers)])
-    assert (hook.stages, hook.broken) == (STAGES, "")
-    assert hook.read_by == ("containerd handler kata", "containerd handler kata-2")
-    assert hook.socket == "/run/vmpin/hook.sock"
-
 
 REGISTERED = '{"hook": {"path": "/h/vmpin-hook", "args": ["vmpin-hook", "poststart"]}, "stages": ["poststart"]}'
 

@@ -18,8 +18,6 @@ from typing import Any
 from vmpin.cpuset import CpuSet
 from vmpin.errors import VmpinError
 from vmpin.features.demo import children
-from vmpin.install import oci_hook
-from vmpin.install.oci_hook import HookOptions
 
 # crun up to 1.8 refuses a machine whose controllers are split between cgroup v1 and v2. In a mount namespace of its
 # own it does not see the v2 part; the machine's own mounts stay as they are.
@@ -30,22 +28,20 @@ exec "$@"
 
 
 class Containers:
-    """The containers of one sandbox. `close` removes everything of them."""
+    """The containers of one sandbox. `close` removes everything of them. :param hooks: registrations of the hook."""
 
-    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path, options: HookOptions,
+    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path, hooks: Path,
                  pod: str = "shop") -> None:
         self.sandbox = sandbox
         self.directory = directory
         self._crun = crun
-        self._options = options
         self._pod = pod
-        self._script = oci_hook.script_path(directory / "hooks.d")
+        self._registrations = [json.loads(file.read_bytes()) for file in sorted(hooks.glob("*.json"))]
         self._running: list[str] = []
         rootfs = directory / "rootfs"
         for name in ("bin", "dev", "proc", "sys"):
             (rootfs / name).mkdir(parents=True)
         shutil.copy(busybox, rootfs / "bin" / "busybox")
-        oci_hook.install(directory / "hooks.d", options)
 
     def id(self, name: str) -> str:
         return f"{self.sandbox}-{name}"
@@ -55,7 +51,10 @@ class Containers:
         :raises VmpinError: with what crun printed."""
         bundle = self.directory / self.id(name)
         bundle.mkdir()
-        spec = oci_hook.with_hook(self._spec(name, cpus, command), self._script, self._options)
+        spec = self._spec(name, cpus, command)
+        for registration in self._registrations:
+            for stage in registration["stages"]:
+                spec["hooks"].setdefault(stage, []).append(registration["hook"])
         (bundle / "config.json").write_text(json.dumps(spec, indent=1))
         self._running.append(name)
         self._call("run", "--detach", "--bundle", str(bundle), self.id(name))
@@ -109,7 +108,7 @@ class Containers:
         cri = "io.kubernetes.cri."  # the annotations that containerd sets
         # No /proc: neither a sleeping nor a busy process needs it.
         return {
-            "ociVersion": "1.0.2", "hostname": name, "mounts": [],
+            "ociVersion": "1.0.2", "hooks": {}, "hostname": name, "mounts": [],
             "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", *command],
                         "env": ["PATH=/bin"], "noNewPrivileges": True},
             "root": {"path": str(self.directory / "rootfs"), "readonly": True},

@@ -22,7 +22,6 @@ from vmpin.features.demo import children
 from vmpin.features.demo.containers import Containers
 from vmpin.features.demo.needs import Tools
 from vmpin.features.demo.vm import VCPUS, DemoMasks, DemoVm
-from vmpin.install.oci_hook import HookOptions
 
 #: Seconds to wait for a condition or a command. It takes a resync, one second here, and a loaded machine more.
 PATIENCE = 120.0
@@ -55,9 +54,17 @@ class Stage:
             raise
 
     def _containers(self, sandbox: str, directory: Path, pod: str = "shop") -> Containers:
-        return Containers(self.tools.crun, self.tools.busybox, sandbox, directory, HookOptions(
-            socket=self.directory / "run" / "hook.sock", spool=self.directory / "run" / "spool",
-            deadline_ms=10_000), pod)  # the default is short for the watcher of a loaded machine
+        return Containers(self.tools.crun, self.tools.busybox, sandbox, directory, self._hooks(directory), pod)
+
+    def _hooks(self, directory: Path) -> Path:
+        """Register the hook in a directory of these containers. :raises VmpinError: if that fails."""
+        hooks, run = directory / "hooks.d", self.directory / "run"
+        # The default deadline is short for the watcher of a loaded machine.
+        if children.run(self._command("install", "hook", f"--hooks-dir={hooks}", f"--socket={run / 'hook.sock'}",
+                                      f"--spool={run / 'spool'}", "--deadline=10000"), PATIENCE,
+                        env=self._environment, stdout=subprocess.DEVNULL):
+            raise VmpinError(f"the hook cannot be registered in {hooks}")
+        return hooks
 
     def __enter__(self) -> Self:
         return self

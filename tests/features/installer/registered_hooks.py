@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vmpin.cli import install_hook
-from vmpin.install import file_operations, oci_hook
+from vmpin.features.installer import file_operations, oci_hook
+from vmpin.features.installer.verbs import install_hook
 
 DEFAULT_FILES = {"vmpin-hook", "50-vmpin-createRuntime.json", "50-vmpin-createContainer.json",
                  "50-vmpin-poststart.json", "50-vmpin-poststop.json"}

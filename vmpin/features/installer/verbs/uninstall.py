@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmpin.bounded import load_json
-from vmpin.cli import install_service, unpin
+from vmpin.cli import unpin
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.verbs import Verbs, directory, output_flag, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.errors import LockHeldError, SourceError
-from vmpin.install import oci_hook
-from vmpin.install.file_operations import Operation, RemoveWithDirectories, WriteFile
+from vmpin.features.installer import oci_hook
+from vmpin.features.installer.file_operations import Operation, RemoveWithDirectories, WriteFile
+from vmpin.features.installer.verbs import install_service
 
 Step = Operation | RemoveWithDirectories | install_service.Systemctl
 

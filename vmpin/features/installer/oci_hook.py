@@ -20,9 +20,7 @@ from typing import Any
 
 from vmpin.bounded import load_json
 from vmpin.errors import UsageError
-from vmpin.host.files import read_regular
-from vmpin.install import data_files
-from vmpin.install.file_operations import (
+from vmpin.features.installer.file_operations import (
     Operation,
     RemoveFile,
     RemoveWithDirectories,
@@ -31,6 +29,8 @@ from vmpin.install.file_operations import (
     failing_as,
     missing_directories,
 )
+from vmpin.host.files import read_regular
+from vmpin.install import data_files
 
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 #: The defaults are those of the script (hooks/vmpin-hook): they are left out of its command line.

@@ -11,9 +11,9 @@ from vmpin.cli.output import VERSION
 from vmpin.cli.verbs import Verbs, directory, new_file, output_flag, verb
 from vmpin.domain.facts import CRIO_DEFAULT
 from vmpin.errors import UsageError
-from vmpin.install import oci_hook
-from vmpin.install.file_operations import Operation, WriteFile, execute
-from vmpin.install.oci_hook import DEFAULT_STAGES, HookOptions
+from vmpin.features.installer import oci_hook
+from vmpin.features.installer.file_operations import Operation, WriteFile, execute
+from vmpin.features.installer.oci_hook import DEFAULT_STAGES, HookOptions
 
 DEFAULT_SCRIPT_DIR = Path("/usr/local/libexec/vmpin")
 

@@ -16,8 +16,8 @@ from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.this_program import own_program
 from vmpin.cli.verbs import Verbs, directory, output_flag, verb
 from vmpin.errors import UsageError, VmpinError
+from vmpin.features.installer.file_operations import Operation, RemoveFile, WriteFile
 from vmpin.install import data_files
-from vmpin.install.file_operations import Operation, RemoveFile, WriteFile
 
 #: Where an administrator's units are.
 UNITS = Path("/etc/systemd/system")

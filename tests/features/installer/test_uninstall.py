@@ -10,16 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from newcomers import Machine
 from test_install_service import calls, units
 
-from vmpin.cli import uninstall
 from vmpin.cli.main import main
-from vmpin.cli.uninstall import Registrations
+from vmpin.feature import Feature
+from vmpin.features.installer import oci_hook
+from vmpin.features.installer.oci_hook import HookOptions
+from vmpin.features.installer.verbs import install_service, uninstall
+from vmpin.features.installer.verbs.uninstall import Registrations
 from vmpin.host import lock
-from vmpin.install import oci_hook
-from vmpin.install.oci_hook import HookOptions
+from vmpin.reconcile import teardown
 
 __all__ = ["units"]
+pytest_plugins = ["given_unit"]
 
 
 @pytest.fixture
@@ -226,3 +230,34 @@ def test_in_a_chroot_without_sys_nothing_is_left(command: list[str], tmp_path: P
     (tmp_path / "run/before.notes").touch()
     run(command, capsys, code=1)
     assert [*(tmp_path / "run").iterdir()] == [tmp_path / "run/before.notes"], "with the masks that may be on record"
+
+
+@pytest.fixture
+def words(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command line on a machine with a state file, and nothing of the hook and the service."""
+    monkeypatch.setattr(uninstall, "_hooks", lambda *_: ([], []))
+    monkeypatch.setattr(install_service, "plan_remove", lambda _: [])
+    machine.vmm("a")
+    machine.resync()
+    assert machine.node_state.save()
+    return [*(word for key, entry in machine.node_state.config.data().items() if entry["from"] == "flag"
+              for word in ("--set", f"{key}={entry['value']}")), "uninstall"]
+
+
+def test_a_feature_that_cannot_give_back_all_is_exit_code_1(
+        machine: Machine, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    state = machine.node_state.config.paths.state_file
+    for possible in (False, True):
+        monkeypatch.setattr(teardown, "features", lambda: [Feature(name="x", give_back=lambda _: possible)])  # noqa: B023
+        assert main(words) == (not possible)
+        assert state.exists() is not possible
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_dry_run_has_what_features_would_give_back(
+        output: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [f"move IRQ {number} to CPUs 0-7, was 1" for number in range(100)]
+    monkeypatch.setattr(teardown, "features", lambda: [Feature(name="gives", giving_back=lambda _: texts)])
+    printed = run([*words, "--dry-run", "-o", output], capsys)
+    listed = printed.splitlines() if output == "text" else json.loads(printed)["of_features"]
+    assert [line for line in listed if line in texts] == texts

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 from registered_hooks import DEFAULT_FILES, command, load, names
 
+from vmpin.cli.main import main
 from vmpin.errors import UsageError
-from vmpin.install import file_operations, oci_hook
-from vmpin.install.oci_hook import HookOptions
+from vmpin.features.installer import file_operations, oci_hook
+from vmpin.features.installer.oci_hook import HookOptions
 
 SPEC: dict[str, Any] = {"ociVersion": "1.1.0", "process": {"args": ["sh"]}}
 
@@ -179,3 +181,21 @@ def test_a_link_of_another_users_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a symbolic link of uid 12345's"):
         file_operations.WriteFile(tmp_path / "link", b"{}").execute()
     assert victim.read_text() == "precious"
+
+
+def test_a_closed_standard_input_is_an_empty_one(tmp_path: Path) -> None:
+    words = ["install", "hook", "--base-spec", "-", "--hooks-dir", str(tmp_path)]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "vmpin.cli.main", *words],
+                          capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not JSON" in done.stderr
+
+
+@pytest.mark.parametrize("words", [
+    ["--hooks-dir", ""], *(["--base-spec", "spec.json", "--hooks-dir", "lib", "--out", name] for name in ("", ".."))])
+def test_what_names_nothing_to_write_is_refused_and_nothing_is_made(
+        words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spec.json").write_text('{"ociVersion": "1.1.0"}')
+    monkeypatch.chdir(tmp_path)
+    assert main(["install", "hook", *words]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]

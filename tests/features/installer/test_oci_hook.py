@@ -15,8 +15,9 @@ import pytest
 from registered_hooks import DEFAULT_FILES, command, load, names, remove
 
 from vmpin.errors import UsageError, VmpinError
-from vmpin.install import data_files, oci_hook
-from vmpin.install.oci_hook import HookOptions
+from vmpin.features.installer import oci_hook
+from vmpin.features.installer.oci_hook import HookOptions
+from vmpin.install import data_files
 
 
 def test_install_writes_the_script_and_one_registration_a_stage(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.cli import install_service
-from vmpin.cli.install_service import is_untouched, unit_text
 from vmpin.cli.main import main
+from vmpin.features.installer.verbs import install_service
+from vmpin.features.installer.verbs.install_service import is_untouched, unit_text
 from vmpin.install import data_files
 
 SHIPPED = data_files.path("config/vmpin.service").read_text()

@@ -1,7 +1,7 @@
 """`vmpin install service` and `vmpin install hook`."""
 
-from vmpin.cli import install_hook, install_service
 from vmpin.cli.verbs import HelpFormatter, Verbs, global_options
+from vmpin.features.installer.verbs import install_hook, install_service
 
 _EXAMPLES = """\
 examples:
