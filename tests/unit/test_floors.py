@@ -81,7 +81,7 @@ OUTSIDE_OF_FEATURES = {"prometheus_client": "_metrics"}
 ASYNC = {"host.sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
          "features.allocator", "features.cluster.followers", "features.isolation.node_isolation",
          "features.isolation.books_database", "daemon"}
-PROCESSES = {"features.installer", "features.doctor.verbs.gather", "features.network.netns"}
+PROCESSES = {"features.installer", "features.logs", "features.doctor.verbs.gather", "features.network.netns"}
 #: A feature's module whose name ends so has its tasks in a watcher.
 WATCHER_PART = "watcher_part"
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from vmpin.cli.manual import Command
 
 #: In the order in which help shows them; each is in a module of its name.
-VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "logs", "config", "help", "completion", "guest",
-         "version")
+VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "config", "help", "completion", "guest", "version")
 #: Those that help lists apart, with those of features; and that it does not list, as an option does the same.
 _SERVICE_VERBS, _UNLISTED = ("guest",), ("version",)
 

@@ -5,6 +5,7 @@ NAMES = (
     "doctor",
     "allocator",
     "installer",
+    "logs",
     "isolation",
     "irqs",
     "scheduling",

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.cli import logs
 from vmpin.cli.main import main
+from vmpin.features.logs.verbs import logs
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 LINES = [
