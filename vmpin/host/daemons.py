@@ -34,13 +34,17 @@ _INDEX = re.compile(r"[0-9]{2}-(?=.)")
 #: The common name for all other policies of nri-plugins.
 _NRI_POLICY = "nri-resource-policy"
 _INTERPRETER = re.compile(r"python[0-9.]*")
+#: The directories of tuned's profiles by its default and the older one, the strongest first.
 _PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/usr/lib/tuned")
+_PROFILE_DIRS = re.compile(r"^[ \t]*profile_dirs[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 #: Options of tuned's scheduler plugin that concern masks, besides `group.NAME`.
 _MASKS = frozenset(("isolated_cores", "ps_blacklist", "cgroup_ps_blacklist", "ps_whitelist", "runtime"))
 #: A variable of tuned; and one set in a file that [variables] includes.
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _ASSIGNMENT = re.compile(r"^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*?)[ \t]*(?:#.*)?$", re.MULTILINE)
 _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
+#: A function of tuned without another one in its arguments, which colons separate.
+_FUNCTION = re.compile(r"(?<!\\)\$\{f:(\w+)((?::(?:[^{}\\]|\\.)*)?)\}", re.DOTALL)
 #: Keys of a section of a tuned profile that are not options of its plugin; and the values that mean true.
 _OF_THE_UNIT, _YES = frozenset(("type", "enabled", "replace", "drop")), frozenset(("True", "true", "1"))
 
@@ -135,19 +139,31 @@ class _Unit(NamedTuple):
 def tuned(files: Files, named: str = "") -> Tuned:
     """Read tuned's active profile, with the options of the scheduler plugin merged from it and the profiles that it
     includes, as tuned merges them. :param named: the profile on its command line, "" for none."""
-    try:
-        text = named or files.text("/etc/tuned/active_profile")
-    except SourceError:
-        text = None
-    active = (text or "").split()
+    text = named or _text(files, "/etc/tuned/active_profile")
+    # tuned/daemon: daemon.py, _load_profiles
+    active = [*(text or "").split(), *(_text(files, "/etc/tuned/post_loaded_profile") or "").split()[:1]]
     profile, units = Tuned(" ".join(active), off=text is not None and not active), dict[str, _Unit]()
+    places = _profile_places(files)
     for name in active:
-        profile = _with_profile(files, name, profile, units)
+        profile = _with_profile(files, places, name, profile, units)
     variables = _variables(files, [unit for unit in units.values() if unit.type == "variables"])
     return replace(profile, scheduler={
         key: replace(setting, value=_expanded(str(setting.value), variables))
         for unit in units.values() if unit.type == "scheduler" and unit.enabled and _is_for_this_machine(unit)
         for key, setting in unit.options.items() if key in _MASKS or key.startswith("group.")})
+
+
+def _text(files: Files, path: str) -> str | None:
+    try:
+        return files.text(path)
+    except SourceError:
+        return None
+
+
+def _profile_places(files: Files) -> Sequence[str]:
+    """The directories of profiles, the strongest first. `profile_dirs` lists them the other way round."""
+    listed = _PROFILE_DIRS.findall(_text(files, "/etc/tuned/tuned-main.conf") or "")
+    return [place.strip().rstrip("/") for place in listed[-1].split(",")][::-1] if listed else _PROFILES
 
 
 def _variables(files: Files, units: Iterable[_Unit]) -> dict[str, str]:
@@ -159,11 +175,7 @@ def _variables(files: Files, units: Iterable[_Unit]) -> dict[str, str]:
         if key != "include":
             variables[key] = value
             continue
-        try:
-            lines = _ASSIGNMENT.findall(files.text(value) or "")
-        except SourceError:
-            continue
-        for name, text in lines:
+        for name, text in _ASSIGNMENT.findall(_text(files, value) or ""):
             variables[name] = _expanded(text.strip("\"'"), variables)
     return variables
 
@@ -173,10 +185,55 @@ def _expanded(value: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: variables.get(match[1], match[0]), value)
 
 
+def _with_functions(files: Files, text: str) -> str:
+    """Evaluate the functions in a text, the innermost first (tuned/profiles/functions). Those that are not known here
+    are kept."""
+    before = ""
+    while text != before:
+        before, text = text, _FUNCTION.sub(lambda match: _function(files, match), text)
+    return text
+
+
+def _function(files: Files, match: re.Match[str]) -> str:
+    """The value of a function that may choose an included profile, in OpenShift's profiles and those for PTP."""
+    arguments = [part.replace("\\:", ":") for part in re.split(r"(?<!\\):", match[2])[1:]]
+    value: str | None = None
+    if match[1] == "exec" and arguments == ["uname", "-r"]:
+        value = os.uname().release
+    elif match[1] == "exec" and arguments[:1] == ["cat"] and len(arguments) == 2:
+        value = _text(files, arguments[1])
+    elif match[1] == "virt_check" and len(arguments) == 2:
+        value = arguments[0 if re.search(r"^flags.* hypervisor\b", _cpuinfo(), re.MULTILINE) else 1]
+    elif match[1] == "regex_search_ternary" and len(arguments) == 4:
+        value = arguments[2 if _matches(arguments[1], arguments[0]) else 3]
+    elif match[1] in ("cpuinfo_check", "lscpu_check"):
+        machine = _cpuinfo() if match[1] == "cpuinfo_check" else _lscpu()
+        pairs = zip(arguments[::2], arguments[1::2], strict=False)
+        last = arguments[-1] if len(arguments) % 2 else ""
+        value = next((text for pattern, text in pairs if _matches(pattern, machine)), last)
+    return match[0] if value is None else value
+
+
+def _cpuinfo() -> str:
+    return (read_file("/proc/cpuinfo", 1 << 20) or b"").decode("utf-8", "replace")
+
+
+def _lscpu() -> str:
+    """The lines of `lscpu` by which tuned's profiles know a machine."""
+    vendor = re.search(r"^vendor_id\s*: *(.*)$", _cpuinfo(), re.MULTILINE)
+    return f"Architecture: {os.uname().machine}\nVendor ID: {vendor[1] if vendor else 'ARM'}\n"
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        return re.search(pattern, text, re.MULTILINE) is not None
+    except re.error:
+        return False
+
+
 def _is_for_this_machine(unit: _Unit) -> bool:
     """Whether the conditions of a section hold (tuned/units: manager.py)."""
-    cpus = (read_file("/proc/cpuinfo", 1 << 20) or b"").decode("utf-8", "replace")
-    for key, text in (("uname_regex", " ".join(os.uname())), ("cpuinfo_regex", cpus)):
+    for key, text in (("uname_regex", " ".join(os.uname())), ("cpuinfo_regex", _cpuinfo())):
         pattern = unit.options.get(key)
         try:
             if pattern is not None and not re.search(str(pattern.value), text, re.MULTILINE):
@@ -186,15 +243,15 @@ def _is_for_this_machine(unit: _Unit) -> bool:
     return True
 
 
-def _with_profile(files: Files, name: str, merged: Tuned, units: dict[str, _Unit]) -> Tuned:
+def _with_profile(files: Files, places: Sequence[str], name: str, merged: Tuned, units: dict[str, _Unit]) -> Tuned:
     """Merge into `units` the sections of a profile's included profiles, then its own. No file is read twice, so a
     profile may include the profile of the same name in a later directory (tuned/profiles: loader.py, locator.py)."""
     optional, name = name.startswith("-"), name.removeprefix("-")
     if not name:
         return merged
-    if "/" in name or len(merged.files) > 20:
+    if "/" in name or "${f:" in name or len(merged.files) > 30:
         return replace(merged, lost=(*merged.lost, name))
-    paths = [path for place in _PROFILES if files.exists(path := f"{place}/{name}/tuned.conf")]
+    paths = [path for place in places if files.exists(path := f"{place}/{name}/tuned.conf")]
     path = next((path for path in paths if path not in merged.files), "")
     if paths and not path:
         return merged
@@ -202,8 +259,9 @@ def _with_profile(files: Files, name: str, merged: Tuned, units: dict[str, _Unit
     if sections is None:
         return merged if optional else replace(merged, lost=(*merged.lost, name))
     merged = replace(merged, files=(*merged.files, path))
-    for included in re.split(r"\s*[,;]\s*", (sections.get("main", {}).get("include") or "").strip()):
-        merged = _with_profile(files, included, merged, units)
+    include = _with_functions(files, sections.get("main", {}).get("include") or "").strip()
+    for included in re.split(r"\s*[,;]\s*", include):
+        merged = _with_profile(files, places, included, merged, units)
     for section, options in sections.items():
         _merge_unit(units, section, options, path)
     return merged

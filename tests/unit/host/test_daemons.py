@@ -216,3 +216,48 @@ def test_the_unit_of_a_process_is_the_last_of_its_cgroup(tmp_path: Path) -> None
         8/cgroup = 0::/user.slice/session-1.scope
     """))
     assert [daemons.unit(proc, pid) for pid in (7, 8, 9)] == ["vmpin.service", "", ""]
+
+
+@pytest.mark.parametrize(("include", "chosen"), [
+    ("${f:virt_check:partitioning:partitioning}", True), ("${f:regex_search_ternary:${f:exec:uname:-r}:[0-9]:p:gone}"
+                                                         "artitioning", True),
+    ("-provider-${f:exec:cat:/var/lib/ocp-tuned/provider},openshift", True), ("-a-${f:exec:cat:/gone},gone", False),
+    ("none,partitioning${f:regex_search_ternary:${f:exec:uname:-r}:-never-:,rt:};\\n    none", True),
+    ("${f:lscpu_check:Architecture\\:\\s*.:partitioning:Vendor ID\\:\\s*AuthenticAMD:gone}", True),
+    ("${f:cpuinfo_check:^no such line:gone:.:partitioning:gone}", True), ("${f:calc_isolated_cores:1}", False)])
+def test_functions_choose_the_included_profiles_of_tuned(tmp_path: Path, include: str, chosen: bool) -> None:
+    """As in OpenShift's own profiles; what a function of another kind chooses is unknown."""
+    found = daemons.tuned(Files(make_tree(tmp_path, f"""
+        etc/tuned/active_profile = mine
+        etc/tuned/mine/tuned.conf = [main]\\ninclude={include}
+        etc/tuned/none/tuned.conf = [vm]\\ntransparent_hugepages=never
+        usr/lib/tuned/provider-aws/tuned.conf = [main]\\ninclude=partitioning
+        usr/lib/tuned/openshift/tuned.conf = [vm]\\ntransparent_hugepages=never
+        usr/lib/tuned/partitioning/tuned.conf = [scheduler]\\nisolated_cores=1
+        var/lib/ocp-tuned/provider = aws
+    """)))
+    assert (bool(found.scheduler), not found.lost) == (chosen, chosen)
+
+
+def test_tuneds_profiles_are_searched_in_its_own_directories(tmp_path: Path) -> None:
+    """The last of profile_dirs is the strongest, and the default ones are not searched then."""
+    found = daemons.tuned(Files(make_tree(tmp_path, """
+        etc/tuned/tuned-main.conf = # profile_dirs = /x\\nprofile_dirs = /usr/lib/tuned, /var/lib/ocp-tuned/profiles
+        etc/tuned/active_profile = mine
+        etc/tuned/mine/tuned.conf = [scheduler]\\nisolated_cores=1
+        usr/lib/tuned/mine/tuned.conf = [scheduler]\\nisolated_cores=2
+        var/lib/ocp-tuned/profiles/mine/tuned.conf = [main]\\ninclude=mine
+    """)))
+    assert found.files == ("/var/lib/ocp-tuned/profiles/mine/tuned.conf", "/usr/lib/tuned/mine/tuned.conf")
+    assert found.scheduler["isolated_cores"].value == "2"
+
+
+@pytest.mark.parametrize("active", ["base", ""])
+def test_tuneds_post_loaded_profile_is_merged_last(tmp_path: Path, active: str) -> None:
+    found = daemons.tuned(Files(make_tree(tmp_path, f"""
+        etc/tuned/active_profile = {active}
+        etc/tuned/post_loaded_profile = last
+        etc/tuned/base/tuned.conf = [scheduler]\\nisolated_cores=1
+        etc/tuned/last/tuned.conf = [scheduler]\\nisolated_cores=2
+    """)))
+    assert (found.scheduler["isolated_cores"].value, found.profile.split()[-1], found.off) == ("2", "last", False)
