@@ -31,9 +31,10 @@ from vmpin.host.procfs import Procfs
 
 EXCLUSIVE, OTHERS = CpuSet.parse("2-3"), CpuSet.parse("0-1,4-7")
 FILES = IrqFiles(Procfs(), "/sys")
-#: Sends datagrams to the other NIC and waits for each to come back, without end.
+#: Sends datagrams to the other NIC and waits for each to come back, without end, but not so many that the rest of the
+#: emulated node has to wait for them.
 _SEND = """\
-import socket
+import socket, time
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
     made.settimeout(0.2)
     while True:
@@ -42,6 +43,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
             made.recv(1000)
         except OSError:
             pass
+        time.sleep(0.005)
 """
 _ECHO = """\
 import socket
