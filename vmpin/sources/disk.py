@@ -171,7 +171,8 @@ class DiskSources:
         """The cpuset in the cgroup of a container's first process, if that cgroup is the container's own."""
         reported, cgroup, container = self.reports_writes(init), self.cgroups.cpuset_of(init.tid), record.container
         before = self._cgroups_read.get(container.id) or self._cgroups_before.get(container.id)
-        self._cgroups_read[container.id] = read = record, cgroup, self.online, reported
+        readable = cgroup is not None and cgroup.configured is not None  # else it is read again at each comparison
+        self._cgroups_read[container.id] = read = record, cgroup, self.online, reported and readable
         if (before is not None and before[0] is record and before[:3] == read[:3]
                 and container.cpuset is not None):
             return

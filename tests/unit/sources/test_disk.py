@@ -158,6 +158,30 @@ def test_an_unchanged_container_costs_the_files_of_its_cgroup_and_nothing_is_par
     assert isinstance(read(disk, state)[0], ContainerStopped)  # at once
 
 
+def test_a_cpuset_that_could_not_be_read_once_is_read_again_though_its_writes_are_reported(tmp_path: Path) -> None:
+    make_tree(tmp_path, f"""
+        cgroup/cgroup.controllers = cpuset
+        cgroup/cpuset.cpus.effective = 0-7
+        cgroup/pods/web/cpuset.cpus = 2-3
+        cgroup/pods/web/cpuset.cpus.effective = 2-3
+        proc/16/stat = {STAT.replace("7", "16", 1)}
+        proc/16/task/16/cgroup = 0::/pods/web
+    """)
+    disk, configured = sources(tmp_path), tmp_path / "cgroup/pods/web/cpuset.cpus"
+    disk.online, disk.nri, init = CpuSet.parse("0-7"), True, ThreadId(16, 1)
+    seen = ContainerSeen(SANDBOX, Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1, init=init)
+    state = after(DesiredState(), [seen])
+    disk.reports_writes = lambda init: True
+    configured.rename(tmp_path / "aside")
+    configured.mkdir()  # reading it fails
+    assert read(disk, state) == []
+    configured.rmdir()
+    (tmp_path / "aside").rename(configured)
+    (event,) = read(disk, state)
+    assert isinstance(event, CpusetSeen)
+    assert str(event.cpuset) == "2-3"
+
+
 def test_a_cgroup_named_after_another_says_nothing_of_a_container_that_the_runtime_reported(
         tmp_path: Path) -> None:
     make_tree(tmp_path, """
