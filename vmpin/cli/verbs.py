@@ -115,8 +115,7 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
     name = program()
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
     vars(argparse)["_"] = lambda text: text
-    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter,
-                                     add_help=False)
+    parser = Parser(name, description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter, add_help=False)
     parser.add_argument("-h", "--help", action=HelpFlag, nargs=0, help="show this help message and exit")
     parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
@@ -140,6 +139,13 @@ def did_you_mean(text: str, names: Iterable[str], otherwise: str) -> str:
     import difflib
     near = difflib.get_close_matches(text, list(dict.fromkeys(names)), n=2)
     return f"did you mean {' or '.join(near)}? {otherwise}" if near else otherwise
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help is an error where it cannot be written; argparse ignores that."""
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -188,7 +188,8 @@ def test_a_reader_that_went_away_is_no_error_of_ours(words: list[str], gone: str
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize(("words", "full", "code"), [
     (["config"], "stdout", 1), (["config", "-o", "json"], "stdout", 1), (["help", "exit-codes"], "stdout", 1),
-    (["version"], "stdout", 1), (["config", "--set", "a.b=1"], "stdout", 2), (["config"], "stderr", 0),
+    (["version"], "stdout", 1), (["--help"], "stdout", 1), (["config", "--help"], "stdout", 1),
+    (["config", "--set", "a.b=1"], "stdout", 2), (["config"], "stderr", 0),
     (["config", "--set", "a.b=1"], "stderr", 2), (["frobnicate"], "stderr", 2)])
 def test_an_output_on_a_full_disk_is_one_line_and_the_exit_code(words: list[str], full: str, code: int,
                                                                 buffered: bool) -> None:
