@@ -88,8 +88,8 @@ def finish(args: argparse.Namespace, outcome: Document, nothing: str,
     if not operations and not kept:
         print(nothing)
     if not gone and not kept:
-        print("not all that vmpin changed besides masks of threads is given back, so its files stay; standard error "
-              "has the reasons; try again")
+        print("vmpin has not left this node: something is not given back, so that its files stay, or a file cannot be "
+              "removed; standard error has the reasons; try again")
     if not settled:
         print("not all that vmpin changed besides masks of threads is given back: the watcher's log, or standard "
               "error without one, has the reasons; try again")

@@ -122,8 +122,11 @@ def leave(config: Config, dry_run: bool) -> Document:
             "held": [], "of_features": teardown.of_features(config),
             "files": [str(path) for path in teardown.left(config)]}
     quiet_log(config)
+    changed = teardown.of_features(config)
     view, results, guests, gone = one_pass.leave(config, lambda left: _in_guests(left, left.all_sandboxes()))
-    return collector.unpinned(results, view.originals) | {"guests": guests, "gone": gone}
+    kept = teardown.of_features(config) if changed else []
+    return collector.unpinned(results, view.originals) | {
+        "guests": guests, "gone": gone, "of_features": [text for text in changed if text not in kept]}
 
 
 def _with_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> list[SandboxId]:
@@ -170,7 +173,11 @@ def print_restored(args: argparse.Namespace, outcome: Document,
     changed = [operation for operation in outcome["operations"] if operation["outcome"] == "refused"
                or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
     counts = _counted(outcome["operations"])
-    code = finish(args, {**outcome, "operations": changed}, f"nothing to restore: {counts or _NO_RECORD}", names)
+    of_features = outcome.get("of_features", ())
+    code = finish(args, {**outcome, "operations": changed},
+                  f"{'no mask of a thread' if of_features else 'nothing'} to restore: {counts or _NO_RECORD}", names)
+    for text in of_features:
+        print_text(text)
     if changed:
         sandboxes = len({operation["sandbox"] for operation in outcome["operations"]})
         print(f"{number_of(sandboxes, 'sandbox')}: {counts}")

@@ -28,7 +28,8 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
 
 
 def forget(config: Config, reconciler: Reconciler) -> bool:
-    """Remove vmpin's files, with the lock held; but keep them if some masks are not restored, to try again.
+    """Remove vmpin's files, with the lock held; but keep them if some masks are not restored, to try again. What
+    another program has put in a file's place, such as a directory, stays, and is logged.
     :returns: whether everything was removed."""
     given_back = all([give_back(config) for give_back in present(feature.give_back for feature in features())])
     if reconciler.node_state.originals:
@@ -42,8 +43,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     from vmpin.host import sockets
     from vmpin.sources.spool import Spool
 
-    for path in _files(config):
-        path.unlink(missing_ok=True)
+    removed = [_is_removed(path) for path in _files(config)]
     if config.metrics.address is not None and config.metrics.address.path is not None:
         sockets.remove_left(config.metrics.address.path)
     Spool(config.paths.spool).remove_all()
@@ -52,6 +52,15 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
         os.rmdir(config.paths.status_socket.parent)
     with contextlib.suppress(OSError):  # it is systemd's, a mount, or has another program's file
         os.rmdir(config.paths.run)
+    return all(removed)
+
+
+def _is_removed(path: Path) -> bool:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as err:
+        logger.error("not removed: %s: %s", path, err.strerror)
+        return False
     return True
 
 

@@ -98,6 +98,45 @@ def test_a_dry_run_of_leaving_has_what_features_would_give_back(
     assert [line for line in listed if line in texts] == texts
 
 
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_leaving_prints_what_features_gave_back(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str) -> None:
+    texts = ["move IRQ 5 (eth0) to CPUs 0-7, was 1", "move IRQ 6 (eth1) to CPUs 0-7, was 1"]
+
+    def give_back(config: object) -> bool:
+        del texts[0]  # the other one is refused
+        return False
+
+    monkeypatch.setattr(teardown, "features", lambda: [
+        Feature(name="gives", giving_back=lambda _: [*texts], give_back=give_back)])
+    assert main([*arguments(machine), "unpin", "--all", "-o", output]) == 1
+    printed = capsys.readouterr().out
+    given_back = ["move IRQ 5 (eth0) to CPUs 0-7, was 1"]
+    if output == "json":
+        assert json.loads(printed)["of_features"] == given_back
+    else:
+        assert [line for line in printed.splitlines() if "IRQ" in line] == given_back
+        assert "no mask of a thread to restore: no mask set by vmpin is on record" in printed
+
+
+@pytest.mark.parametrize("name", [
+    "state.json", ".state.json.new", "state.json.bad", "originals.json", "proof", "hook.sock", "ledger.json.bad"])
+def test_a_directory_in_the_place_of_a_file_stays_and_is_named_and_the_rest_is_removed(
+        machine: Machine, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    machine.vmm("a")
+    machine.resync()
+    assert machine.node_state.save()
+    run = machine.node_state.config.paths.run
+    (run / "isolation").touch()
+    (run / name).unlink(missing_ok=True)
+    (run / name / "of-another").mkdir(parents=True)
+    assert main([*arguments(machine), "unpin", "--all"]) == 1
+    printed = capfd.readouterr()
+    assert f"{run / name}" in printed.err, printed
+    assert "a file cannot be removed" in printed.out
+    assert [path.name for path in run.iterdir()] == [name]
+
+
 def operation(what: str, **more: str) -> dict[str, object]:
     return {"sandbox": "pod-a", "what": what, "was": "0", "got": "0-1", "outcome": "done", "why": "", **more}
 
