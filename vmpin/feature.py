@@ -1,10 +1,10 @@
 """The seam between the core and its features.
 
-A feature is a folder, `vmpin/features/NAME`, with everything that is its own. Its `manifest.py` has the value
+A feature is a folder, `vmpin/features/NAME`, with everything that is its own. Its `__init__.py` has the value
 FEATURE: a `Feature` of optional parts, each a plain value or a function. The core calls the parts and names no
 feature; a feature imports the core and no other feature. `vmpin/features/__init__.py` lists the names.
 
-Every command imports the manifests, so a manifest imports nothing but this module at its top, and each function
+Every command imports these packages, so `__init__.py` imports nothing but this module at its top, and each function
 imports what it needs when it is called.
 """
 
@@ -224,7 +224,7 @@ def features() -> tuple[Feature, ...]:
     """Every feature of this installation, in the order of `vmpin.features.NAMES`."""
     from vmpin.features import NAMES
 
-    return tuple(import_module(f"vmpin.features.{name}.manifest").FEATURE for name in NAMES)
+    return tuple(import_module(f"vmpin.features.{name}").FEATURE for name in NAMES)
 
 
 def present(parts: Iterable[T | None]) -> Iterator[T]:

@@ -123,8 +123,12 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 
 
 #: The seam has the types of all floors in the signatures of its parts, and imports none of them when it runs; the
-#: manifests of features have these signatures, too.
-SEAM = ROOT / "vmpin" / "feature.py"
+#: packages of features have these signatures, too.
+SEAM, FEATURES = ROOT / "vmpin" / "feature.py", ROOT / "vmpin" / "features"
+
+
+def has_parts(path: Path) -> bool:
+    return path.name == "__init__.py" and path.parents[1] == FEATURES
 
 
 def _run_time_nodes(path: Path) -> Iterator[ast.AST]:
@@ -138,7 +142,7 @@ def _run_time_nodes(path: Path) -> Iterator[ast.AST]:
 def imports(path: Path) -> frozenset[str]:
     """Every module named in an import, also within functions: `vmpin.x` for `from vmpin import x`."""
     found = set()
-    for node in nodes(path) if path != SEAM and path.name != "manifest.py" else _run_time_nodes(path):
+    for node in nodes(path) if path != SEAM and not has_parts(path) else _run_time_nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -182,10 +186,15 @@ def test_every_package_has_a_floor_and_the_root_does_not_grow() -> None:
     assert {path.stem for path in (ROOT / "vmpin").glob("*.py")} == AT_THE_ROOT
 
 
+def is_feature(module: str) -> bool:
+    """Whether a module is the package of a feature, which has its parts."""
+    return has_parts(MODULES[module])
+
+
 def floor(module: str) -> int:
     """A feature's verbs stand beside the command line's own, and use what these share; so do the options that its
-    manifest adds to these."""
-    above = top(module) == "features" and (".verbs" in module or module.endswith(".manifest"))
+    package adds to these."""
+    above = top(module) == "features" and (".verbs" in module or is_feature(module))
     return FLOORS["cli"] + 1 if above else FLOORS[top(module)]
 
 
@@ -212,18 +221,18 @@ def test_the_core_names_no_feature_and_no_feature_another() -> None:
             and not within(module, NAMING.get(feature_of(name), ()))] == []
 
 
-def test_a_manifest_loads_the_seam_alone() -> None:
-    """Every command imports each manifest."""
-    assert [(module, ast.unparse(node)) for module, path in MODULES.items() if module.endswith(".manifest")
+def test_a_features_package_loads_the_seam_alone() -> None:
+    """Every command imports each."""
+    assert [(module, ast.unparse(node)) for module, path in MODULES.items() if is_feature(module)
             for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.Import | ast.ImportFrom)
             and not ast.unparse(node).startswith(("from vmpin.feature import", "from __future__", "from typing",
                                                   "from collections.abc"))] == []
 
 
 def test_no_two_modules_share_a_name() -> None:
-    """Verbs are named as such, and each feature has its manifest."""
+    """Verbs are named as such."""
     names = Counter(module.rpartition(".")[2] for module in MODULES
-                    if top(module) != "cli" and ".verbs" not in module and not module.endswith(".manifest"))
+                    if top(module) != "cli" and ".verbs" not in module)
     assert [name for name, count in names.items() if count > 1] == []
 
 

@@ -16,9 +16,9 @@ from test_floors import top
 
 
 def of_features(modules: Iterable[str]) -> set[str]:
-    """The modules of features, without what every command loads of each: its package, manifest and settings."""
+    """The modules of features, without what every command loads of each: its package and settings."""
     return {name for name in modules if name.startswith("vmpin.features.") and name.count(".") > 2
-            and not name.endswith((".manifest", "_settings"))}
+            and not name.endswith("_settings")}
 
 
 _COMMAND = """\
@@ -47,7 +47,7 @@ def loaded_by(run: Path, *arguments: str) -> tuple[str, set[str]]:
 
 
 def own_modules(modules: Iterable[str]) -> int:
-    """How many of them are vmpin's, without the package, manifest and settings of each feature. Each takes some 0.3
+    """How many of them are vmpin's, without the package and settings of each feature. Each takes some 0.3
     ms; a limit leaves room for three more."""
     return sum(top(name) == "vmpin" and not name.startswith("vmpin.features.") for name in modules)
 

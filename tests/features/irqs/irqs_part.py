@@ -11,7 +11,7 @@ from trees import make_tree
 from vmpin.config.loading import load
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import SandboxId
-from vmpin.features.irqs.manifest import FEATURE
+from vmpin.features.irqs import FEATURE
 from vmpin.host.procfs import Procfs
 
 SHOP, DB = SandboxId("shop"), SandboxId("db")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from vmpin.features.irqs import FEATURE
 from vmpin.features.irqs.interrupt_table import Growth, IrqKind, IrqRow
 from vmpin.features.irqs.irq_counts import MOST, of_interval
 from vmpin.features.irqs.irq_text import cpu_notes, lines, sentences
-from vmpin.features.irqs.manifest import FEATURE
 
 ETH, VFIO = IrqRow(142, "eth0-TxRx-3", IrqKind.DEVICE), IrqRow(150, "vfio-msix[0](0000:3b:00.0)", IrqKind.DEVICE)
 TICK = IrqRow(None, "Local timer interrupts", IrqKind.TIMER)

@@ -22,12 +22,11 @@ from vmpin.config.loading import load
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId, ThreadId
-from vmpin.features.irqs import irqs_watcher_part
+from vmpin.features.irqs import FEATURE, irqs_watcher_part
 from vmpin.features.irqs.irq_claims import IrqClaim
 from vmpin.features.irqs.irq_mover import FIXED, RESTING
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.irqs_watcher_part import IrqReader, NodeIrqs, Owners
-from vmpin.features.irqs.manifest import FEATURE
 from vmpin.features.irqs.originals_file import OriginalsFile
 from vmpin.reconcile import sealed_file
 

@@ -15,7 +15,7 @@ from vmpin.cpuset import EMPTY
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.errors import ConfigError
-from vmpin.features.memory.manifest import FEATURE
+from vmpin.features.memory import FEATURE
 from vmpin.features.memory.memory_metrics import AT_ONCE, MemoryReadings
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs

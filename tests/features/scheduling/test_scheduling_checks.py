@@ -14,7 +14,7 @@ from trees import make_tree
 from vmpin.config.loading import load
 from vmpin.domain.finding import CheckResult, Level
 from vmpin.domain.terminal import as_written
-from vmpin.features.scheduling.manifest import FEATURE
+from vmpin.features.scheduling import FEATURE
 from vmpin.features.scheduling.scheduling_facts import restricted
 from vmpin.host.files import Files
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vmpin.features.scheduling.manifest import FEATURE
+from vmpin.features.scheduling import FEATURE
 from vmpin.features.scheduling.scheduling_text import compared_lines, misplaced, sentences
 
 

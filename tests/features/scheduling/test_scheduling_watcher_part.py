@@ -22,10 +22,9 @@ from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.feature import WatcherPart
-from vmpin.features.scheduling import class_setter, scheduling_watcher_part
+from vmpin.features.scheduling import FEATURE, class_setter, scheduling_watcher_part
 from vmpin.features.scheduling.class_file import ClassFile
 from vmpin.features.scheduling.class_setter import ClassSetter
-from vmpin.features.scheduling.manifest import FEATURE
 from vmpin.features.scheduling.pod_choices import ANNOTATION
 from vmpin.features.scheduling.sched_class import SchedClass
 from vmpin.features.scheduling.scheduling_text import compared_lines, misplaced, sentences

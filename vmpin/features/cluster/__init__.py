@@ -1,2 +1,119 @@
 """Cluster: what the API server is sent about a node, and all nodes of a cluster by what it has of them
-(docs/kubernetes.md)."""
+(docs/kubernetes.md).
+
+The options for all nodes are here, beside the parts: a status of this node alone loads no other module of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vmpin.feature import Document, Feature, WatcherPart
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from vmpin.config.settings import Config
+    from vmpin.daemon.watcher import Watcher
+    from vmpin.domain.finding import Check
+
+_ABOUT = """\
+Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;
+no pod is entered or listed. A node whose object is older than twice its refresh is stale. One that the reporter's
+DaemonSet chooses and that has no object is missing: to find it takes the rights to list DaemonSets and nodes. Each of
+these options implies --all-nodes; -n then chooses among the pods of all nodes. Needs the extra vmpin[kubernetes].
+"""
+_EXIT = """
+exit code 3 with --all-nodes: a node is stale, missing or not ready, has unmanaged pods alone, or the API server does
+not answer
+
+"""
+_EXAMPLES = """\
+of a cluster:
+  vmpin {verb} --all-nodes
+  vmpin {verb} --node NAME
+  vmpin {verb} -n NAMESPACE -l topology.kubernetes.io/zone=a
+  vmpin {verb} --all-nodes -o json
+"""
+#: In place of the examples in `vmpin --help`.
+_PLUGIN_EXAMPLES = """\
+every node of the cluster, from their NodePinnings (of the current context; --context and --kubeconfig for another):
+  vmpin status               a line for each node, then the pods that are not in place
+  vmpin status -n shop       of the pods of one namespace
+  vmpin map                  a sign for each CPU of each node
+  vmpin map --node NAME      one node's CPUs with their owners
+  vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if a node is stale or missing
+
+The other commands are about the machine that they are started on. `vmpin help kubernetes`: how to run them on a node.
+"""
+
+
+def _sections() -> Mapping[str, type[Any]]:
+    from vmpin.features.cluster.kubernetes_settings import KubernetesSettings
+
+    return {"kubernetes": KubernetesSettings}
+
+
+def _node_name(config: Config) -> str:
+    from vmpin.features.cluster.kubernetes_settings import kubernetes
+
+    return kubernetes(config).node
+
+
+def _options(verb: str, parser: ArgumentParser) -> None:
+    """The kubectl plugin is about the cluster: its help lists no examples of this node."""
+    plugin = parser.prog.startswith("kubectl ")
+    if not verb and plugin:
+        parser.epilog = _PLUGIN_EXAMPLES
+    if verb not in ("status", "verify", "map"):
+        return
+    of_this_node = f"\n{parser.epilog}\n"
+    if plugin:
+        of_this_node = of_this_node.partition("\nexamples:\n")[0]
+    parser.epilog = of_this_node.lstrip() + _EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb)
+    parser.set_defaults(run_instead=(lambda args: _run_on_all_nodes(verb, args), *parser.get_default("run_instead")))
+    group = parser.add_argument_group("all nodes of a cluster", _ABOUT)
+    group.add_argument("--all-nodes", action="store_true", default=plugin,
+                       help=f"every node of the cluster{' (always so here)' if plugin else ', instead of this one'}")
+    group.add_argument("--node", metavar="NAME", default="", help="one node of the cluster")
+    group.add_argument("-l", "--selector", metavar="SELECTOR", default="", help="only nodes with these labels; a "
+                       "NodePinning has its node's zone, region and pool, and vmpin.io/ready")
+    group.add_argument("--kubeconfig", metavar="FILE", help="as kubectl's (default: KUBECONFIG, else "
+                       "~/.kube/config, else the service account of this pod)")
+    group.add_argument("--context", metavar="NAME", default="", help="a context of the kubeconfig")
+
+
+def _run_on_all_nodes(verb: str, args: Namespace) -> Callable[[Namespace], int] | None:
+    """The function of a verb for all nodes; None where no option implies them."""
+    if not (args.all_nodes or args.node or args.selector or args.kubeconfig or args.context):
+        return None
+    from vmpin.features.cluster.verbs.all_nodes import VERBS
+
+    return VERBS[verb]
+
+
+def _watch(watcher: Watcher) -> WatcherPart:
+    from vmpin.features.cluster.reporter_requests import ReporterRequests
+
+    return ReporterRequests(watcher, watcher.timeouts).part()
+
+
+def _sentences(sandbox: Document) -> Iterable[str]:
+    if not sandbox.get("untrusted"):
+        return ()
+    from vmpin.features.cluster.kube.untrusted_pod import untrusted_sentences
+
+    return untrusted_sentences(sandbox["untrusted"])
+
+
+def _checks() -> Sequence[Check]:
+    from vmpin.domain.finding import Check
+    from vmpin.features.cluster.reporter_check import reporter
+
+    return [Check("reporter", "whether this node's reporter reaches the API server", reporter)]
+
+
+FEATURE = Feature(name="cluster", sections=_sections, verbs={"reporter": "vmpin.features.cluster.verbs.reporter"},
+                  service_verbs=("reporter",), options=_options, node_name=_node_name, watch=_watch,
+                  members=lambda view, vm: {"untrusted": None},  # without a watcher
+                  lines=_sentences, sentences=_sentences, checks=_checks)

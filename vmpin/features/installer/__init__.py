@@ -1,1 +1,28 @@
-"""What is put on a node and taken off it: the OCI hook with its registrations, and the service's unit."""
+"""What is put on a node and taken off it: the OCI hook with its registrations, and the service's unit.
+docs/node.md and hooks/README.md describe it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vmpin.feature import Feature
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+#: Examples for the help of the program.
+_EXAMPLES = """\
+  vmpin install hook --hooks-dir /usr/share/containers/oci/hooks.d
+  vmpin install service      vmpin watch under systemd; --now starts it
+"""
+
+
+def _options(verb: str, parser: ArgumentParser) -> None:
+    if not verb and parser.epilog is not None:
+        parser.epilog = parser.epilog.replace("in service:\n", f"in service:\n{_EXAMPLES}", 1)
+
+
+_VERBS = "vmpin.features.installer.verbs"
+
+FEATURE = Feature(name="installer", verbs={"install": f"{_VERBS}.install", "uninstall": f"{_VERBS}.uninstall"},
+                  options=_options)
