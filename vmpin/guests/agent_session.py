@@ -110,12 +110,10 @@ class AgentSession(Session):
 
     async def run(self) -> None:
         """Keep a session with the agent, connecting again whenever it ends, until cancelled."""
-        from vmpin.guests.attempts import attempts
+        from vmpin.guests.attempts import repeat
 
         while True:
-            async for attempt in attempts(self._retry, self._timeouts, self.name):
-                with attempt:
-                    await self._attempt()
+            await repeat(self._attempt, self._retry, self._timeouts, self.name)
 
     async def _attempt(self) -> None:
         """Hold one connection, over the first channel that leads to an agent: only where it cannot be opened, or no

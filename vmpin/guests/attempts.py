@@ -5,11 +5,13 @@ It loads tenacity (host.retry), so it is imported when there is a guest."""
 import logging
 import random
 import time
+from collections.abc import Awaitable, Callable
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
+from vmpin.config.timeouts import Timeouts
 from vmpin.errors import SourceError
 from vmpin.guests.guest_session import GuestError, SessionEnded, TimeoutStreak
-from vmpin.host.retry import JITTER, Attempts, Backoff, Wake
+from vmpin.host import retry
+from vmpin.host.retry import JITTER, Backoff, Wake
 from vmpin.protocol.frames import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class GuestBackoff(Backoff):
         return self.pause()
 
 
-def attempts(wake: Wake, timeouts: Timeouts = TIMEOUTS, name: str = "") -> Attempts:
-    """Attempts at one guest until one does not raise; setting `wake` makes the next one come early.
+async def repeat(attempt: Callable[[], Awaitable[None]], wake: Wake, timeouts: Timeouts, name: str) -> None:
+    """Make attempts at one guest until one does not raise; setting `wake` makes the next one come early.
     :param name: the sandbox."""
-    return Attempts(GuestBackoff(timeouts, name), wake, timeouts.agent_early)
+    await retry.repeat(attempt, GuestBackoff(timeouts, name), wake, timeouts.agent_early)

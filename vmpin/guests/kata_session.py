@@ -116,13 +116,11 @@ class KataSession(Session):
     async def run(self) -> None:
         """Carry out the wish in rounds until cancelled, or until the agent's policy refuses. The pauses between rounds
         are not host.retry's: a round that left containers pending has reached the agent, and nothing failed."""
-        from vmpin.guests.attempts import attempts
+        from vmpin.guests.attempts import repeat
 
         self._pauses.restart()
         while not self.refused:
-            async for attempt in attempts(self._wake, self._timeouts, self.name):
-                with attempt:
-                    await self._round()
+            await repeat(self._round, self._wake, self._timeouts, self.name)
             pending = any(report.state == PENDING for report in self.reports.values())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pauses.next(pending)):

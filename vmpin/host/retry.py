@@ -1,6 +1,6 @@
 """Retries of connections to a peer over a socket or a network, with tenacity's exponential backoff.
 
-`Backoff` computes the pauses, for callers with a loop of their own. `Attempts` is a task's whole retry loop. Importing
+`Backoff` computes the pauses, for callers with a loop of their own. `repeat` is a task's whole retry loop. Importing
 this module loads tenacity and asyncio (some 50 ms), so callers import it at the first connection, not when the watcher
 starts. It is not for waiting for files or for the next resync.
 """
@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from tenacity import AsyncRetrying, AttemptManager, RetryCallState, wait_exponential
+from tenacity import AsyncRetrying, RetryCallState, wait_exponential
 
 #: The fraction by which each pause varies at random, so that many peers are not tried at the same moment.
 JITTER = 0.25
@@ -74,39 +75,22 @@ class Backoff:
         self.state.attempt_number = 1
 
 
-class Attempts:
-    """Retry loop: `async for attempt in Attempts(…): with attempt: …` repeats until an attempt raises no exception. A
-    BaseException that is no Exception, such as a cancellation, ends the loop at once.
+async def repeat(attempt: Callable[[], Awaitable[None]], backoff: Backoff, wake: Wake, early: float) -> None:
+    """Make attempts until one raises no exception. A BaseException that is no Exception, such as a cancellation, ends
+    the loop at once.
     :param wake: when set, the next attempt is made early and the pauses start with the first again. Cleared here.
     :param early: the minimum time between two attempts when `wake` is set, in seconds."""
-
-    __slots__ = ("_backoff", "_early", "_wake")
-
-    def __init__(self, backoff: Backoff, wake: Wake, early: float) -> None:
-        self._backoff, self._wake, self._early = backoff, wake, early
-
-    def __aiter__(self) -> Attempts:
-        return self
-
-    async def __anext__(self) -> AttemptManager:
-        state = self._backoff.state
-        if state.outcome is not None:
-            err = state.outcome.exception()
-            if err is None:
-                raise StopAsyncIteration
-            if not isinstance(err, Exception):
-                raise err
-            seconds = self._backoff.after(err)
-            err = None  # it refers to its frames, and these keep their objects alive
-            await self._rest(seconds)
-        return AttemptManager(state)
-
-    async def _rest(self, seconds: float) -> None:
+    while True:
+        try:
+            await attempt()
+            return
+        except Exception as err:
+            seconds = backoff.after(err)
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        if self._wake.is_set():
-            await asyncio.sleep(max(0.0, self._backoff.early(began, min(self._early, seconds))))
-            self._wake.clear()
-            self._backoff.reset()
+                await wake.wait()
+        if wake.is_set():
+            await asyncio.sleep(max(0.0, backoff.early(began, min(early, seconds))))
+            wake.clear()
+            backoff.reset()

@@ -22,7 +22,7 @@ from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.guests.agent_session import AgentSession
-from vmpin.guests.attempts import SILENT, GuestBackoff, attempts
+from vmpin.guests.attempts import SILENT, GuestBackoff, repeat
 from vmpin.guests.channels import NotListening, Stream
 from vmpin.guests.guest_session import (
     BOOT_PATIENCE,
@@ -150,29 +150,35 @@ async def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkey
         return real(0)
     monkeypatch.setattr(asyncio, "timeout", timeout)
     timeouts = Timeouts(agent_early=0.01)
-    async for attempt in attempts(wake, timeouts):
-        with attempt:
-            if len(slept) == 25:
-                wake.set()
-            if len(slept) < 30:
-                raise SessionEnded("it went") if len(slept) == 29 else NoAgentFound("none")
+
+    async def until_thirty() -> None:
+        if len(slept) == 25:
+            wake.set()
+        if len(slept) < 30:
+            raise SessionEnded("it went") if len(slept) == 29 else NoAgentFound("none")
+
+    await repeat(until_thirty, wake, timeouts, "")
     for at, seconds in enumerate(slept[:26]):
         assert 0.74 <= seconds / (0.1 * 2 ** at if at < 7 else 300.0) <= 1.26
     assert slept[26] < 0.13  # woken, and after the attempt that came of it
     assert slept[28] > slept[27] > slept[26]
     wake.clear()
     slept.clear()
-    async for attempt in attempts(wake, timeouts):
-        with attempt:
-            if len(slept) < 12:
-                raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("none")
+
+    async def until_twelve() -> None:
+        if len(slept) < 12:
+            raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("none")
+
+    await repeat(until_twelve, wake, timeouts, "")
     assert slept[10] > 70
     assert slept[11] < 2.1  # it was there a moment ago
     slept.clear()
-    async for attempt in attempts(wake, timeouts):
-        with attempt:
-            if len(slept) < 24:
-                raise TimeoutError
+
+    async def until_24() -> None:
+        if len(slept) < 24:
+            raise TimeoutError
+
+    await repeat(until_24, wake, timeouts, "")
     assert max(slept[:PATIENCE - 1]) < 2.1  # it boots, as it may be
     assert slept[23] > 200  # it hangs
 

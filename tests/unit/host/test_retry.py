@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from vmpin.host.retry import Attempts, Backoff
+from vmpin.host.retry import Backoff, repeat
 
 
 def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
@@ -33,20 +33,22 @@ def test_pauses_differ_by_chance_and_none_exceeds_the_longest() -> None:
 
 async def test_attempts_end_with_the_first_that_does_not_raise() -> None:
     count = 0
-    async for attempt in Attempts(Backoff(0.001, 0.001), asyncio.Event(), 0.0):
-        with attempt:
-            count += 1
-            if count < 4:
-                raise ConnectionRefusedError
+
+    async def attempt() -> None:
+        nonlocal count
+        count += 1
+        if count < 4:
+            raise ConnectionRefusedError
+
+    await repeat(attempt, Backoff(0.001, 0.001), asyncio.Event(), 0.0)
     assert count == 4
 
 
 async def test_the_end_of_the_task_is_no_failed_attempt() -> None:
-    async def work() -> None:
-        async for attempt in Attempts(Backoff(0.001, 0.001), asyncio.Event(), 0.0):
-            with attempt:
-                await asyncio.Event().wait()
-    task = asyncio.create_task(work())
+    async def attempt() -> None:
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(repeat(attempt, Backoff(0.001, 0.001), asyncio.Event(), 0.0))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -57,12 +59,15 @@ async def test_a_wake_makes_the_next_attempt_early_and_the_pauses_short() -> Non
     wake = asyncio.Event()
     backoff = Backoff(600.0, 600.0, jitter=0.0)
     count = 0
-    async for attempt in Attempts(backoff, wake, 0.0):
-        with attempt:
-            count += 1
-            if count < 3:
-                wake.set()
-                raise ConnectionRefusedError
+
+    async def attempt() -> None:
+        nonlocal count
+        count += 1
+        if count < 3:
+            wake.set()
+            raise ConnectionRefusedError
+
+    await repeat(attempt, backoff, wake, 0.0)
     assert count == 3
     assert not wake.is_set()
     assert backoff.pause() == 600.0
