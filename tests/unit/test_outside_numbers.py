@@ -16,7 +16,6 @@ from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.model import SandboxId, VcpuId
 from vmpin.domain.proof import _parsed
 from vmpin.features.cluster.fleet.node_record import record_of_pinning
-from vmpin.features.isolation.verbs import others_options
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.protocol.frames import MAX_HW, ProtocolError, parse_ids
 from vmpin.protocol.parsing import MAX_NUMBER, parse_answer
@@ -144,7 +143,7 @@ PARSERS = [
     Parser("configuration: count", both(values.count), 999999),
     Parser("configuration: port", both(values.port), 0xFFFFFFFE),
     Parser("--since", flag(run_times.duration), 7 * 86400), Parser("--tolerate", flag(run_times.percent), 100),
-    Parser("--watch", flag(verbs._interval), 86400), Parser("--seconds", flag(others_options._seconds), 86400),
+    Parser("--watch", flag(verbs.seconds_from(0.1)), 86400), Parser("--seconds", flag(verbs.seconds_from(0)), 86400),
 ]
 
 

@@ -317,14 +317,17 @@ def direct_flag(parser: argparse.ArgumentParser) -> None:
 
 def watch_flag(parser: argparse.ArgumentParser) -> None:
     """The option --watch, of verbs that read (`repetition` carries it out)."""
-    parser.add_argument("-w", "--watch", nargs="?", type=_interval, const=2.0, metavar="SECONDS", help=about_this_node(
-        "show it again every SECONDS (default: 2), until Ctrl-C"))
+    parser.add_argument("-w", "--watch", nargs="?", type=seconds_from(0.1), const=2.0, metavar="SECONDS",
+                        help=about_this_node("show it again every SECONDS (default: 2), until Ctrl-C"))
 
 
-def _interval(text: str) -> float:
-    if (seconds := parse_real(text, 86400, 0.1)) is not None:
-        return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0.1 and 86400 (a day)")
+def seconds_from(least: float) -> Callable[[str], float]:
+    """The parser of an option's seconds, at most a day."""
+    def parse(text: str) -> float:
+        if (seconds := parse_real(text, 86400, least)) is not None:
+            return seconds
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between {least:g} and 86400 (a day)")
+    return parse
 
 
 def without_seconds(arguments: Sequence[str]) -> list[str]:

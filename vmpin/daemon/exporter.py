@@ -26,6 +26,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.feature import WatcherPart
 from vmpin.host import sockets
+from vmpin.host.files import identity
 from vmpin.host.sockets import Acceptor, in_turns
 from vmpin.reconcile.view import NodeView
 from vmpin.status import health
@@ -185,7 +186,7 @@ class Exporter:
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
         listener = _listen(address, config.watch.status_group)
-        own = None if address.path is None else sockets.identity(address.path)
+        own = None if address.path is None else identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watcher.counters.loop_lag, self._timeouts.loop_lag))
         try:
             logger.info("metrics at %s", address)

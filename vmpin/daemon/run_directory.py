@@ -15,8 +15,9 @@ from pathlib import Path
 from vmpin.config.settings import Config
 from vmpin.daemon.supervision import Source
 from vmpin.errors import ConfigError, LockHeldError, WatcherError
+from vmpin.host.files import Identity, identity
 from vmpin.host.lock import Lock
-from vmpin.host.sockets import Identity, identity, listen, unlink_own
+from vmpin.host.sockets import listen, unlink_own
 
 logger = logging.getLogger(__name__)
 

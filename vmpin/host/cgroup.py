@@ -145,15 +145,11 @@ class Cgroups:
         """The directory of a process's cgroup in the hierarchy of a controller (_CONTROLLERS): v1 if it is mounted
         there, else v2. None if the cgroup is hidden or gone, and for the topmost cgroup.
         :param container: as of `usage_file`."""
-        unified = None
-        for number, controllers, cgroup in _memberships(read_file(f"{self.proc.root}/{pid}/cgroup") or b""):
-            cgroup = _cut_after(cgroup, container)
-            if controller in controllers:
-                mount = self._mounts.get(controller)
-                return None if mount is None or not cgroup.strip("/") else mount.locate(cgroup)
-            if number == "0" and controllers == [""] and self._v2 is not None and cgroup.strip("/"):
-                unified = self._v2.locate(cgroup)
-        return None if unified is None or self.is_top(unified) else unified
+        mount, cgroup = self._membership(read_file(f"{self.proc.root}/{pid}/cgroup") or b"", controller)
+        if mount is None or not cgroup.strip("/"):
+            return None
+        path = mount.locate(_cut_after(cgroup, container))
+        return None if path is None or (mount is self._v2 and self.is_top(path)) else path
 
     def _find(self, pid: int, tid: int | None) -> tuple[Path, _Mount] | None:
         """The cgroup's directory and its hierarchy: v1 if the cpuset controller is mounted there."""
@@ -167,17 +163,20 @@ class Cgroups:
         return self._locations[raw]
 
     def _located(self, raw: bytes) -> tuple[Path, _Mount] | None:
-        mount, unified = self._v2, None
+        mount, cgroup = self._membership(raw, "cpuset")
+        path = None if mount is None else mount.locate(cgroup)
+        return None if mount is None or path is None else (path, mount)
+
+    def _membership(self, raw: bytes, controller: str) -> tuple[_Mount | None, str]:
+        """The hierarchy with a controller, and the cgroup in it, by a /proc/PID/cgroup: v1 if it lists the controller,
+        else v2. None for a hierarchy that is not mounted; "" for no cgroup."""
+        unified = ""
         for number, controllers, cgroup in _memberships(raw):
-            if "cpuset" in controllers:
-                mount, unified = self._v1, cgroup
-                break
+            if controller in controllers:
+                return self._mounts.get(controller), cgroup
             if number == "0" and controllers == [""]:
                 unified = cgroup
-        if unified is None or mount is None:
-            return None
-        path = mount.locate(unified)
-        return None if path is None else (path, mount)
+        return self._v2, unified
 
     def _read_v1(self, path: Path, prefix: str) -> CpusetCgroup | None:
         configured, effective = _list(f"{path}/{prefix}cpus"), _list(f"{path}/{prefix}effective_cpus")

@@ -29,6 +29,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 FRESH = 50_000_000
 
 Stamp = tuple[int, int, int]  #: A file's inode, mtime (ns) and size.
+Identity = tuple[int, int]  #: Device and inode.
 
 
 def stamp(info: os.stat_result) -> Stamp:
@@ -40,6 +41,15 @@ def lasting_stamp(info: os.stat_result) -> Stamp:
     """The stamp to keep for a file that has just been read. For a file written within FRESH it is one that no file
     has: a second write within the same clock tick and of the same length would otherwise never be noticed."""
     return (0, 0, 0) if time.time_ns() - info.st_mtime_ns < FRESH else stamp(info)
+
+
+def identity(path: str | os.PathLike[str]) -> Identity | None:
+    """The identity of the file at a path, without following a symbolic link; None if there is none."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, follow: bool = False) -> int:

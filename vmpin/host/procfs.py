@@ -125,6 +125,14 @@ def read_file(path: str, limit: int = 65536, within: int | None = None) -> bytes
         os.close(fd)
 
 
+def _target(link: str) -> str:
+    """The target of a symbolic link; "" if it cannot be read."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
 def names_in(directory: str | os.PathLike[str]) -> list[str]:
     """The names in a directory, sorted; [] when it cannot be read."""
     try:
@@ -271,10 +279,7 @@ class Procfs:
 
     def network_namespace(self, pid: int | str) -> str:
         """The network namespace of a process, as its link names it; "" where that cannot be read."""
-        try:
-            return os.readlink(f"{self.root}/{pid}/ns/net")
-        except OSError:
-            return ""
+        return _target(f"{self.root}/{pid}/ns/net")
 
     def mounts(self, pid: int | str) -> Iterator[MountEntry]:
         """The mounts that a process sees, in the order of mounting. :raises OSError: they cannot be read."""
@@ -288,10 +293,7 @@ class Procfs:
 
     def working_directory(self, pid: int | str) -> str:
         """A process's working directory; "" where that cannot be read."""
-        try:
-            return os.readlink(f"{self.root}/{pid}/cwd")
-        except OSError:
-            return ""
+        return _target(f"{self.root}/{pid}/cwd")
 
     def syscall(self, pid: int | str, tid: int | str) -> str:
         """/proc/PID/task/TID/syscall: `16 0x1c 0xae80 …`, `running`, or "" when gone or not readable."""
@@ -303,10 +305,7 @@ class Procfs:
 
     def fd_link(self, pid: int | str, fd: int) -> str:
         """The target of a process's descriptor; "" if it cannot be read."""
-        try:
-            return os.readlink(f"{self.root}/{pid}/fd/{fd}")
-        except OSError:
-            return ""
+        return _target(f"{self.root}/{pid}/fd/{fd}")
 
     def descriptors(self, pid: int | str, most: int = MAX_FD) -> Iterator[tuple[int, str]]:
         """Yield up to `most` of a process's descriptors with their targets, as in `fd_link`; none if it has ended.

@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 
 from vmpin.bounded import parse_whole
 from vmpin.errors import ConfigError
+from vmpin.host.files import Identity, identity
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ class Peer(NamedTuple):
 
 
 Admission = Callable[[Peer], bool]  #: Decides whether a peer is served.
-Identity = tuple[int, int]  #: Device and inode.
 Stream = AsyncGenerator[bytes, None]  #: A reply in parts, sent until the peer or the server ends it.
 Handler = Callable[[bytes, int], Awaitable[bytes | Stream]]  #: Answers one request: (bytes, uid of the peer).
 
@@ -150,15 +150,6 @@ def open_to(path: Path, group: str) -> None:
     if group:
         os.chown(path, -1, gid)
         os.chmod(path, 0o660)
-
-
-def identity(path: Path) -> Identity | None:
-    """Return the (device, inode) of a path; None if it does not exist."""
-    try:
-        info = path.lstat()
-    except OSError:
-        return None
-    return info.st_dev, info.st_ino
 
 
 def unlink_own(path: Path, own: Identity | None) -> None:

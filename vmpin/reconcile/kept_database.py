@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from vmpin.host.files import Identity, identity
 from vmpin.reconcile.state_file import set_file_aside
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class KeptDatabase:
                  owned: Callable[[], bool] = lambda: True) -> None:
         self._path, self._boot_id, self._schema, self._version = path, boot_id, schema, version
         self._most, self._content, self._owned = most, content, owned
-        self._file: tuple[int, int] | None = None
+        self._file: Identity | None = None
         self._connection: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, "vmpin-database")
         self._writing: Future[bool] | None = None
@@ -115,13 +116,9 @@ class KeptDatabase:
             self._set_aside(err)
             raise sqlite3.DatabaseError(str(err)) from err
 
-    def _identity(self) -> tuple[int, int] | None:
-        """The device and inode of the file at the path; None for none."""
-        with contextlib.suppress(OSError):
-            if self._path is not None:
-                info = self._path.lstat()
-                return info.st_dev, info.st_ino
-        return None
+    def _identity(self) -> Identity | None:
+        """Of the file at the path; None for none."""
+        return None if self._path is None else identity(self._path)
 
     def _open(self) -> None:
         """Open the file; where it was removed while it was open, make it again with what it held."""

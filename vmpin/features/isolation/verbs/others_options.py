@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from vmpin.bounded import parse_real
 from vmpin.cli.this_program import about_this_node
+from vmpin.cli.verbs import seconds_from
 from vmpin.errors import UsageError
 
 _ABOUT = """
@@ -57,19 +57,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{before}{_EPILOG}{examples}{after}{_EXAMPLES}"
     parser.add_argument("--others", action="store_true", help=about_this_node(
         "check that owners of exclusive CPUs are alone there"))
-    parser.add_argument("--seconds", type=_seconds, metavar="N", help=about_this_node(
+    parser.add_argument("--seconds", type=seconds_from(0), metavar="N", help=about_this_node(
         "with --others, for how long to sample run times; 0: masks only (default: 5)"))
     parser.add_argument("--ignore", nargs="+", action="extend", default=[], choices=CLASSES, metavar="CLASS",
                         help=about_this_node(f"with --others, leave out findings of a class: {', '.join(CLASSES)}"))
     parser.add_argument("--strict", action="store_true", help=about_this_node(
         "with --others, exit 1 for every finding, also daemons, kernel threads and pause processes"))
     parser.set_defaults(run_instead=(*parser.get_default("run_instead"), _run_instead))
-
-
-def _seconds(text: str) -> float:
-    if (seconds := parse_real(text, 86400)) is not None:
-        return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 86400 (a day)")
 
 
 def _run_instead(args: argparse.Namespace) -> Callable[[argparse.Namespace], int] | None:
