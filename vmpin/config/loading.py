@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vmpin.config.settings import BY_KEY, SECTIONS, SETTINGS, Config, with_values
@@ -46,15 +46,10 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
     """Put the configuration together: defaults, the file, VMPIN_ variables, then flags; the later, the stronger.
     :param file: must exist; None takes the default file if there is one. :param flags: by key, from the command line.
     :raises ConfigError: naming the source, the key and the value."""
-    return _load(file, environment, flags, _refused)
-
-
-def load_usable(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
-    """Load for a command that sets no masks by the configuration: faults of the file and the environment are in
-    `errors`, and a key whose value is wrong has that of the next weaker source. :raises ConfigError: for a flag."""
-    errors: list[ConfigError] = []
-    config = _load(file, environment, flags, errors.append)
-    return config._replace(errors=tuple(errors))
+    config = load_usable(file, environment, flags)
+    for err in config.errors:
+        raise err from err.__cause__
+    return config
 
 
 def of_watcher(config: Config, its: Mapping[str, Mapping[str, object]]) -> Config:
@@ -68,21 +63,17 @@ def of_watcher(config: Config, its: Mapping[str, Mapping[str, object]]) -> Confi
     return with_values(values, origin)._replace(errors=config.errors, warnings=config.warnings)
 
 
-def _refused(err: ConfigError) -> None:
-    raise err from err.__cause__
-
-
-def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str],
-          refuse: Callable[[ConfigError], None]) -> Config:
-    """Put the configuration together, as `load`. :param refuse: called with each fault of the file and the
-    environment; it may return."""
+def load_usable(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
+    """Load for a command that sets no masks by the configuration: faults of the file and the environment are in
+    `errors`, and a key whose value is wrong has that of the next weaker source. :raises ConfigError: for a flag."""
     given: dict[str, list[tuple[object, str]]] = {}
+    faults: list[ConfigError] = []
     warnings: list[ConfigError] = []
     path = file or DEFAULT_FILE
     if file is not None or _is_there(path):
-        for key, value in _read(path, refuse, warnings.append).items():
+        for key, value in _read(path, faults, warnings).items():
             given.setdefault(key, []).append((value, str(path)))
-    for setting, text in _from(environment, refuse).items():
+    for setting, text in _from(environment, faults).items():
         given.setdefault(setting.key, []).append((text, f"environment {setting.variable}"))
     for key, text in flags.items():
         if key not in BY_KEY:
@@ -91,18 +82,16 @@ def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str,
     parsed: dict[str, object] = {setting.key: setting.default for setting in SETTINGS}
     origins = dict.fromkeys(parsed, "default")
     for key, sources in given.items():
-        parsed[key], origins[key] = _strongest(key, sources, refuse)
-    config = with_values(parsed, origins)._replace(warnings=tuple(warnings))
-    for check in present(feature.check_config for feature in features()):
-        if (fault := check(config)) is not None:
-            refuse(fault)
-    return config
+        parsed[key], origins[key] = _strongest(key, sources, faults)
+    config = with_values(parsed, origins)
+    faults += present(check(config) for check in present(feature.check_config for feature in features()))
+    return config._replace(errors=tuple(faults), warnings=tuple(warnings))
 
 
-def _strongest(key: str, sources: Sequence[tuple[object, str]],
-               refuse: Callable[[ConfigError], None]) -> tuple[object, str]:
+def _strongest(key: str, sources: Sequence[tuple[object, str]], faults: list[ConfigError]) -> tuple[object, str]:
     """A key's value from the strongest source that has a valid one, else its default, with its origin.
-    :param sources: values with their origins, the weakest first. :raises ConfigError: for a flag's value."""
+    :param sources: values with their origins, the weakest first. :param faults: appended to for each invalid one.
+    :raises ConfigError: for a flag's value."""
     for value, origin in reversed(sources):
         try:
             return BY_KEY[key].parse(value), origin
@@ -111,12 +100,12 @@ def _strongest(key: str, sources: Sequence[tuple[object, str]],
             refused.__cause__ = err
             if origin == "flag":
                 raise refused from err
-            refuse(refused)
+            faults.append(refused)
     return BY_KEY[key].default, "default"
 
 
-def _from(environment: Mapping[str, str], refuse: Callable[[ConfigError], None]) -> dict[Setting, str]:
-    """Return what the environment sets. :param refuse: called for a VMPIN_ variable that sets no key."""
+def _from(environment: Mapping[str, str], faults: list[ConfigError]) -> dict[Setting, str]:
+    """Return what the environment sets. :param faults: appended to for a VMPIN_ variable that sets no key."""
     services = [name.removesuffix(_SERVICE) for name in environment if name.endswith(_SERVICE)]
     others = (*_NO_KEYS, *(f"{name}{part}" for name in services for part in ("_SERVICE_", "_PORT")))
     by_variable = {setting.variable: setting for setting in SETTINGS}
@@ -127,7 +116,7 @@ def _from(environment: Mapping[str, str], refuse: Callable[[ConfigError], None])
         if name in by_variable:
             texts[by_variable[name]] = text
         else:
-            refuse(ConfigError(f"environment {name}: sets no key that is known", _near(
+            faults.append(ConfigError(f"environment {name}: sets no key that is known", _near(
                 name.removeprefix("VMPIN_"), [variable.removeprefix("VMPIN_") for variable in by_variable], "VMPIN_")))
     return texts
 
@@ -139,10 +128,10 @@ def _is_there(path: Path) -> bool:
         return True  # hidden from this user: reading it shows why
 
 
-def _read(path: Path, refuse: Callable[[ConfigError], None], warn: Callable[[ConfigError], None]) -> dict[str, object]:
+def _read(path: Path, faults: list[ConfigError], warnings: list[ConfigError]) -> dict[str, object]:
     """The keys of a file, as `section.key`.
-    :param refuse: called for an unknown key, and for a file that cannot be read: the lines before the error count.
-    :param warn: called for an unknown section or key that is empty: the file is of a newer version."""
+    :param faults: appended to for an unknown key, and for a file that cannot be read: lines before the error count.
+    :param warnings: appended to for an unknown section or key that is empty: the file is of a newer version."""
     from vmpin.config import yaml_file  # only when there is a file
 
     try:
@@ -150,41 +139,29 @@ def _read(path: Path, refuse: Callable[[ConfigError], None], warn: Callable[[Con
     except ConfigError as err:
         if isinstance(err.__cause__, FileNotFoundError):
             raise  # the command line names another file than was meant
-        refuse(err)
+        faults.append(err)
         document = yaml_file.before_error(path, err)
     if document is None:
         return {}
     if not isinstance(document, dict):
-        refuse(ConfigError(f"{path}: is not a mapping of sections"))
+        faults.append(ConfigError(f"{path}: is not a mapping of sections"))
         return {}
     values: dict[str, object] = {}
+    unknown: list[tuple[str, object, object]] = []
     for section, keys in document.items():
         if section not in SECTIONS:
-            _report_unknown(path, "section", section, keys, refuse, warn)
+            unknown.append(("section", section, keys))
         elif not isinstance(keys, dict | None):
-            refuse(ConfigError(f"{path}: {section}: {keys!r:.80} is not a mapping of keys to values"))
+            faults.append(ConfigError(f"{path}: {section}: {keys!r:.80} is not a mapping of keys to values"))
         else:
-            values |= _known(path, section, keys or {}, refuse, warn)
+            values |= {f"{section}.{name}": value for name, value in (keys or {}).items()}
+    unknown += [("key", key, values.pop(key)) for key in values.keys() - BY_KEY.keys()]
+    for kind, name, value in unknown:
+        if _is_empty(value):  # it sets nothing, in the version that knows it either
+            warnings.append(ConfigError(f"{path}: unknown {kind} {name!r:.80} is empty: ignored", _near(str(name))))
+        else:
+            faults.append(ConfigError(f"{path}: unknown {kind} {name!r:.80}", _near(str(name))))
     return values
-
-
-def _known(path: Path, section: str, keys: Mapping[object, object], refuse: Callable[[ConfigError], None],
-           warn: Callable[[ConfigError], None]) -> dict[str, object]:
-    """A section's keys that are in the table. :param refuse: called for each other key. :param warn: for each other
-    key without a value."""
-    values = {f"{section}.{name}": value for name, value in keys.items()}
-    for key in values.keys() - BY_KEY.keys():
-        _report_unknown(path, "key", key, values.pop(key), refuse, warn)
-    return values
-
-
-def _report_unknown(path: Path, kind: str, name: object, value: object, refuse: Callable[[ConfigError], None],
-                    warn: Callable[[ConfigError], None]) -> None:
-    """Refuse an unknown section or key. An empty one sets nothing, in the version that knows it either: warn of it."""
-    if _is_empty(value):
-        warn(ConfigError(f"{path}: unknown {kind} {name!r:.80} is empty: ignored", _near(str(name))))
-    else:
-        refuse(ConfigError(f"{path}: unknown {kind} {name!r:.80}", _near(str(name))))
 
 
 def _is_empty(value: object) -> bool:

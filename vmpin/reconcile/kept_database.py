@@ -117,7 +117,7 @@ class KeptDatabase:
             raise sqlite3.DatabaseError(str(err)) from err
 
     def _identity(self) -> Identity | None:
-        """Of the file at the path; None for none."""
+        """The identity of the file at the path; None for none."""
         return None if self._path is None else identity(self._path)
 
     def _open(self) -> None:
