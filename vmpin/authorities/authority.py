@@ -38,7 +38,7 @@ class Authorities:
     """The authorities of this node, one of each rank. `declared` and `pool` are on every node.
     :param pool: the configured shared pool, None or empty for none. :param more: the other authorities."""
 
-    def __init__(self, pool: CpuSet | None, more: Iterable[Authority] = ()) -> None:
+    def __init__(self, pool: CpuSet | None, more: Iterable[Authority]) -> None:
         self._by_rank: dict[Rank, Authority] = {}
         for authority in (*more, GivenAuthority(Rank.DECLARED, Assignments(rule=by_annotation))):
             self.put(authority)

@@ -13,7 +13,7 @@ def now() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def of_wall(wall: int, not_before: int = 0) -> int:
+def of_wall(wall: int, not_before: int) -> int:
     """Convert a wall clock time (CLOCK_REALTIME, ns), such as a file's mtime, to CLOCK_BOOTTIME. The wall clock may
     have been stepped since, so the result is clamped: at most now, at least `not_before`.
     :param not_before: a time (CLOCK_BOOTTIME, ns) at which the event had certainly not happened yet."""

@@ -43,7 +43,7 @@ class KeptDatabase:
     :param owned: whether the run directory is this process's: it may have been removed, and made by another one."""
 
     def __init__(self, path: Path | None, boot_id: str, schema: str, version: int, most: int, content: str,
-                 owned: Callable[[], bool] = lambda: True) -> None:
+                 owned: Callable[[], bool]) -> None:
         self._path, self._boot_id, self._schema, self._version = path, boot_id, schema, version
         self._most, self._content, self._owned = most, content, owned
         self._file: Identity | None = None

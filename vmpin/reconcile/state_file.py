@@ -31,12 +31,10 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 class StateStore:
     """Loads and saves the state file, the notes, and the second file of the original masks. A failure is logged once.
-    :param boot_id: files of another boot are not used.
-    :param originals: the second file; None for one beside the state file."""
+    :param boot_id: files of another boot are not used. :param originals: the second file."""
 
-    def __init__(self, state: Path, notes: Path, boot_id: str, originals: Path | None = None) -> None:
-        self._state, self._notes, self._boot_id = state, notes, boot_id
-        self._originals = originals or state.with_name("originals.json")
+    def __init__(self, state: Path, notes: Path, boot_id: str, originals: Path) -> None:
+        self._state, self._notes, self._boot_id, self._originals = state, notes, boot_id, originals
         #: Whether neither file had the original masks: it is then unknown which masks vmpin set in this boot.
         self.lost = False
         self._copied: Mapping[SandboxId, OriginalMasks] | None = None
@@ -154,7 +152,7 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
     return kept or SavedState(), trouble
 
 
-def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState | None, str]:
+def load_kept(path: Path, boot_id: str, set_aside: bool) -> tuple[SavedState | None, str]:
     """`load`, but with None for a file that is missing, damaged or unreadable, so that `StateFile` reads its second
     file; one of another boot is empty."""
     raw, trouble = read_kept(path, MAX_BYTES)

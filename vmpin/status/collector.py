@@ -247,7 +247,7 @@ def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
     return None if cgroup is None else {"path": str(cgroup.path), "cpus": str(cgroup.effective)}
 
 
-def proved(view: NodeView, proof: "Proof", only: SandboxId | None = None) -> dict[str, object]:
+def proved(view: NodeView, proof: "Proof", only: SandboxId | None) -> dict[str, object]:
     """Where threads ran, for `vmpin verify --since`. :param only: leaves other sandboxes out."""
     sandboxes = []
     for sandbox, account in proof.sandboxes.items():

@@ -35,7 +35,7 @@ class Memory(StateStore):
     """Keeps what it is given, as long as `room` is left for it."""
 
     def __init__(self) -> None:
-        super().__init__(Path("/nowhere/state"), Path("/nowhere/notes"), "boot")
+        super().__init__(Path("/nowhere/state"), Path("/nowhere/notes"), "boot", Path("/nowhere/originals"))
         self.kept = SavedState()
         self.room = True
         #: Called before anything is kept.

@@ -30,8 +30,7 @@ exec "$@"
 class Containers:
     """The containers of one sandbox. `close` removes everything of them. :param hooks: registrations of the hook."""
 
-    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path, hooks: Path,
-                 pod: str = "shop") -> None:
+    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path, hooks: Path, pod: str) -> None:
         self.sandbox = sandbox
         self.directory = directory
         self._crun = crun

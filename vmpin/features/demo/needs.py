@@ -71,9 +71,9 @@ def tools(path: str = _PATH, sys_root: str = "/sys") -> Tools:
     return Tools(qemu, crun, busybox, _cpus(sys_root))
 
 
-def check_place(sys_root: str = "/sys", proc: str = "/proc") -> None:
+def check_place(sys_root: str = "/sys") -> None:
     """Check what no package brings. :raises VmpinError: with everything that this place lacks."""
-    lacks = list(_lacks(Path(sys_root), proc))
+    lacks = list(_lacks(Path(sys_root)))
     if lacks:
         raise VmpinError(f"the demo needs {'; and '.join(what for what, _ in lacks)}",
                          "; ".join(dict.fromkeys(remedy for _, remedy in lacks)))
@@ -82,20 +82,20 @@ def check_place(sys_root: str = "/sys", proc: str = "/proc") -> None:
 _ELSEWHERE = "run it on a machine of its own, or in a privileged container"
 
 
-def _lacks(sys: Path, proc: str) -> Iterator[tuple[str, str]]:
+def _lacks(sys: Path) -> Iterator[tuple[str, str]]:
     """Yield each thing that the place lacks, with its remedy."""
     if os.geteuid() != 0:
         yield "root: it makes containers and pins threads", "run the same command as root"
         return
     try:
-        own = os.readlink(f"{proc}/self")
+        own = os.readlink("/proc/self")
     except OSError:
         own = ""
     if own != str(os.getpid()):
         why = "it is of another pid namespace" if own else "nothing is mounted there"
         yield f"this pid namespace's own /proc: {why}", "mount -t proc proc /proc"
         return
-    yield from _no_mounts(Path(f"{proc}/self/mountinfo"))
+    yield from _no_mounts(Path("/proc/self/mountinfo"))
     if not (sys / "devices").is_dir():
         yield f"{sys}: nothing is mounted there", f"mount -t sysfs sysfs {sys}"
         return

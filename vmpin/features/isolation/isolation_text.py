@@ -140,7 +140,7 @@ def lines(pod: Mapping[str, Any], slo: float | None, width: int = WIDTH) -> Iter
         yield f"  SLO {slo:g} %: {SLO[pod['slo']]}"
 
 
-def worst_lines(pod: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
+def worst_lines(pod: Mapping[str, Any], width: int) -> Iterator[str]:
     """The worst minute of one of several pods."""
     yield from _wrapped(title(pod), width, "")
     yield from _worst(pod, width, "  ")

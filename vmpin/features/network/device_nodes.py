@@ -24,7 +24,7 @@ _ROUTE_UP, _FIRST_ROUTES = 0x0001, 8192
 class DeviceNodes:
     """The devices below `root` (``/sys``)."""
 
-    def __init__(self, root: str | os.PathLike[str] = "/sys") -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.fspath(root)
 
     def of_nic(self, device: str) -> int | None:

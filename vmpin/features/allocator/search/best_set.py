@@ -39,10 +39,9 @@ def best_cpus(topology: Topology, free: CpuSet, query: CpuQuery, effort: int = E
     return _best(topology, free, free, query, effort)
 
 
-def best_part(topology: Topology, free: CpuSet, held: CpuSet, query: CpuQuery,
-              effort: int = EFFORT) -> FoundCpus | Refusal:
+def best_part(topology: Topology, free: CpuSet, held: CpuSet, query: CpuQuery) -> FoundCpus | Refusal:
     """The best `query.size` of the CPUs that are held, as if the others of them were given back."""
-    return _best(topology, free | held, held, query, effort)
+    return _best(topology, free | held, held, query, EFFORT)
 
 
 def runner_up(topology: Topology, free: CpuSet, query: CpuQuery, best: FoundCpus,

@@ -84,7 +84,7 @@ def check_selector(selector: str) -> None:
                              f"theirs are {', '.join(LABELS)}")
 
 
-def hinted(err: ClusterError, path: str, selector: str = "") -> ClusterError | UsageError:
+def hinted(err: ClusterError, path: str, selector: str) -> ClusterError | UsageError:
     """The error of a list, with a hint."""
     if err.status == 404 and path == pinning_path():
         return ClusterError("vmpin's chart is not installed in this cluster: it has no NodePinnings", 404, hint=(

@@ -216,7 +216,7 @@ def sorted_pods(pods: Iterable[PodUsage], order: str) -> list[PodUsage]:
 VERSION = 1
 
 
-def usage_data(usage: NodeUsage, when: str, order: str, text: str = "") -> dict[str, Any]:
+def usage_data(usage: NodeUsage, when: str, order: str, text: str) -> dict[str, Any]:
     """Times are seconds within the interval, of which `seconds` passed.
 
     :param order: of the pods. :param text: only pods that match it, and the foreign threads on their CPUs.

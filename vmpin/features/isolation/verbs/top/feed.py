@@ -40,7 +40,7 @@ _FIRST = 1.0
 class NodeReader:
     """:param pods: the arguments POD; [] for all. :param namespace: of these pods."""
 
-    def __init__(self, config: Config, direct: bool, pods: Sequence[str] = (), namespace: str = "") -> None:
+    def __init__(self, config: Config, direct: bool, pods: Sequence[str], namespace: str) -> None:
         self._config, self._direct = config, direct
         self._pods, self._namespace = pods, namespace
         proc = Procfs(config.paths.proc)
