@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import valid_id
 from vmpin.errors import SourceError
-from vmpin.runtime.documents import parse_object
+from vmpin.runtime.documents import dig, parse_object, strings
 
 #: The kind of device in the driver's CDI specs, and how the names of their files begin.
 KIND, SPEC_PREFIX = "dra.k8s.io/cpu", "dra.k8s.io-cpu"
@@ -46,9 +46,7 @@ def _environment(document: Mapping[str, object]) -> Iterator[str]:
     """The variables that a spec's devices bring."""
     devices = document.get("devices")
     for device in devices if isinstance(devices, list) else ():
-        edits = device.get("containerEdits") if isinstance(device, dict) else None
-        entries = edits.get("env") if isinstance(edits, dict) else None
-        yield from (entry for entry in (entries if isinstance(entries, list) else ()) if isinstance(entry, str))
+        yield from strings(dig(device, "containerEdits", "env"))
 
 
 def parse_claim_pods(raw: bytes, where: str = CHECKPOINT) -> dict[str, frozenset[str]]:

@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.bounded import parse_whole
@@ -177,7 +177,6 @@ class _Identification:
         #: vCPUs without a thread any more: unplugged. Those given as `ended` may have another thread since, so
         #: they are added only when no thread was found for them.
         self.ended, self.gone = ended, set[VcpuId]()
-        self._fds: dict[int, int] | None = None
 
     def same(self, thread: ThreadId) -> bool:
         stat = self.stats.get(thread.tid)
@@ -215,16 +214,15 @@ class _Identification:
         if slots and sum(vcpu < slots for vcpu in self.vcpus.values()) == slots:
             return True
         if self.suspects():
-            expected = set(self.by_index(self.fds()).values())
+            expected = set(self.by_index(self.fds).values())
             if expected:
                 return expected - self.gone <= set(self.vcpus.values())
         return len(self.vcpus) >= self.start.vcpus
 
+    @cached_property
     def fds(self) -> dict[int, int]:
-        """KVM's vcpu ids by descriptor; read at the first call."""
-        if self._fds is None:
-            self._fds = kvm.vcpu_fds(self.procfs, self.pid)
-        return self._fds
+        """KVM's vcpu ids by descriptor."""
+        return kvm.vcpu_fds(self.procfs, self.pid)
 
     def by_index(self, kvm_ids: Mapping[int, int]) -> dict[int, VcpuId]:
         """Convert KVM's vcpu ids to the VMM's vCPU numbers; the keys are kept."""
@@ -232,9 +230,9 @@ class _Identification:
         return {key: vcpus[number] for key, number in kvm_ids.items() if number in vcpus}
 
     def by_kvm_run(self) -> Mapping[int, VcpuId]:
-        if not self.fds():
+        if not self.fds:
             return {}
-        indices, self.running = kvm.in_kvm_run(self.procfs, self.pid, self.suspects(), self.fds())
+        indices, self.running = kvm.in_kvm_run(self.procfs, self.pid, self.suspects(), self.fds)
         return self.by_index(indices)
 
     def by_debugfs(self) -> Mapping[int, VcpuId]:
@@ -245,7 +243,7 @@ class _Identification:
 
     def by_kvm_run_again(self) -> Mapping[int, VcpuId]:
         waiting = [tid for tid in self.running if tid not in self.vcpus]
-        return self.by_index(kvm.in_kvm_run_later(self.procfs, self.pid, waiting, self.fds(), self.sleep))
+        return self.by_index(kvm.in_kvm_run_later(self.procfs, self.pid, waiting, self.fds, self.sleep))
 
     def without_ended(self) -> Mapping[int, VcpuId]:
         self.gone.update(self.ended)
