@@ -24,11 +24,13 @@ from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.features.irqs import FEATURE, irqs_watcher_part
 from vmpin.features.irqs.irq_claims import IrqClaim
+from vmpin.features.irqs.irq_files import IrqFiles
 from vmpin.features.irqs.irq_mover import FIXED, RESTING
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.irqs_watcher_part import IrqReader, NodeIrqs, Owners
 from vmpin.features.irqs.originals_file import OriginalsFile
 from vmpin.reconcile import sealed_file
+from vmpin.sources.nri.nri_events import Synced
 
 NAMES = {142: "eth0-TxRx-3", 150: "vfio-msix[0](0000:3b:00.0)"}
 
@@ -142,6 +144,49 @@ def test_what_cannot_be_given_back_ends_no_watcher_and_no_departure(
         assert not FEATURE.give_back(config)
     assert FEATURE.give_back(config)
     assert set(machine.tree.masks().values()) == {"0-7"}
+
+
+@pytest.mark.parametrize("policy", ["see", "off"])
+def test_what_the_kernel_refused_is_given_back_at_a_later_resync(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    machine = Machine(tmp_path)
+    part(tmp_path, "away").tasks["irqs"].__self__._reader.read(owners())
+
+    def refuse(self: IrqFiles, number: int, cpus: CpuSet) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    later = part(tmp_path, policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(IrqFiles, "write", refuse)
+        later.begin()
+        later.after_resync()
+    assert machine.tree.masks()[142] == "0-1,4-5,7"
+    later.after_resync()
+    assert set(machine.tree.masks().values()) == {"0-7"}
+    assert not (tmp_path / "run/irqs.json").exists()
+
+
+@pytest.mark.parametrize("until", ["listed", "resync"])
+async def test_nothing_is_moved_until_the_claims_of_pods_may_be_known(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: str) -> None:
+    """An interrupt that an earlier watcher moved to the CPUs of the pod that claims it."""
+    machine = Machine(tmp_path)
+    claimed = owners()._replace(claims=[IrqClaim(SHOP, CpuSet.parse("2-3"), "claim: ['142']")])
+    part(tmp_path, "away").tasks["irqs"].__self__._reader.read(claimed)
+    assert machine.tree.masks()[142] == "2-3"
+    away = part(tmp_path, "away", honour="nri-plugins")
+    node: NodeIrqs = away.tasks["irqs"].__self__
+    monkeypatch.setattr(irqs_watcher_part, "owners_of", lambda view, annotations: owners())
+    machine.tree.set(150, "0-7")
+    await node._read()
+    assert (machine.tree.masks()[142], machine.tree.masks()[150]) == ("2-3", "0-7")
+    if until == "listed":
+        away.after_events([Synced((), (), 0)])
+    else:
+        away.after_resync()
+    assert node._changed.is_set()
+    await node._read()
+    assert (machine.tree.masks()[142], machine.tree.masks()[150]) == ("0-1,4-5,7", "1")
 
 
 async def test_without_room_for_the_originals_interrupts_are_counted_still(

@@ -78,19 +78,26 @@ def _planned(view: NodeView) -> list[str]:
     return planned(view, _path(view.config))
 
 
-def _begin(config: Config) -> None:
-    """Give back what an earlier watcher moved."""
-    _give_back(config)
+def _leaving(config: Config) -> WatcherPart:
+    """Give back what an earlier watcher moved: at the start, and what was refused at each resync."""
+    def begin() -> None:
+        _give_back(config)
+
+    def after_resync() -> None:
+        if _path(config).exists():
+            _give_back(config)
+
+    return WatcherPart(begin=begin, after_resync=after_resync)
 
 
 def _watch(watcher: Watcher) -> WatcherPart | None:
     config = watcher.view.config
     policy = config.of_features["irqs"].policy
     if policy == "off":
-        return WatcherPart(begin=lambda: _begin(config)) if _path(config).exists() else None
+        return _leaving(config) if _path(config).exists() else None
     from vmpin.features.irqs.irqs_watcher_part import watcher_part
 
-    return watcher_part(watcher.view, policy, _path(config), lambda: _begin(config))
+    return watcher_part(watcher.view, policy, _path(config), _leaving(config))
 
 
 def _cpu_notes(document: Document) -> Mapping[int, Sequence[str]]:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -104,8 +104,9 @@ class IrqReader:
         """Let nothing rest in the next reading."""
         self._retry = True
 
-    def read(self, owners: Owners) -> Reading:
-        """Make a reading. :raises OSError: /proc/interrupts or /proc/softirqs cannot be read."""
+    def read(self, owners: Owners, moves: bool = True) -> Reading:
+        """Make a reading. :param moves: False: nothing is moved in it.
+        :raises OSError: /proc/interrupts or /proc/softirqs cannot be read."""
         with self._lock:
             at, interrupts, softirqs = time.monotonic(), self._files.interrupts(), self._files.softirqs()
             before, self._before = self._before, (at, owners, interrupts, softirqs)
@@ -120,7 +121,7 @@ class IrqReader:
             self._find_devices(passed, owners)
             devices, trouble = list[DeviceInterrupt](), ""
             try:
-                if self._mover is not None and not self._closed:
+                if self._mover is not None and moves and not self._closed:
                     apart = {device: owners.masks[sandbox] for device, sandbox in self._devices.items()
                              if sandbox in owners.masks}
                     if self._retry:
@@ -158,6 +159,9 @@ class NodeIrqs:
         self._keys = tuple(module.KEY for name, module in (("crio", crio_annotations), ("nri-plugins", irq_claims))
                            if name in honour)
         self._annotations: dict[SandboxId, Mapping[str, str]] = {}
+        #: Whether the runtime may not have listed yet which interrupts pods claim: until then none is moved, as those
+        #: that an earlier watcher has moved to their CPUs would leave these for a moment.
+        self._unlisted = bool(self._keys)
         self._ownership: Ownership | None = None
         self._changed = asyncio.Event()
         self._failure = ""
@@ -167,7 +171,8 @@ class NodeIrqs:
         return WatcherPart(tasks={"irqs": self.run}, after_pass=self._after_pass, retry=self._retry_now,
                            status=self.data, members=self._members, planned=self._planned,
                            metrics=lambda scrape: irq_families(self.reading.counts),
-                           after_events=self._take_annotations if self._keys else None)
+                           after_events=self._take_annotations if self._keys else None,
+                           after_resync=self._end_waiting if self._keys else None)
 
     def _take_annotations(self, events: Sequence[NriEvent]) -> None:
         """Keep the annotations of pods that concern interrupts, in the order in which the pods came."""
@@ -176,11 +181,18 @@ class NodeIrqs:
                 case Synced():
                     listed = {pod.id: kept for pod in event.pods if (kept := self._kept(pod.annotations))}
                     self._annotations = {pod: listed[pod] for pod in (*self._annotations, *listed) if pod in listed}
+                    self._end_waiting()
                 case PodEvent(verb=Verb.RUN_POD):
                     if kept := self._kept(event.pod.annotations):
                         self._annotations[event.pod.id] = kept
                 case PodEvent(verb=Verb.REMOVE_POD):
                     self._annotations.pop(event.pod.id, None)
+
+    def _end_waiting(self) -> None:
+        """Move from now on: after a resync a runtime that lists its pods has done so."""
+        if self._unlisted:
+            self._unlisted = False
+            self._changed.set()
 
     def _kept(self, annotations: Mapping[str, str]) -> dict[str, str]:
         return {key: value for key, value in annotations.items() if key.partition("/")[0] in self._keys}
@@ -208,11 +220,11 @@ class NodeIrqs:
 
     async def _read(self) -> float:
         """Make a reading. :returns: the CPU seconds that it took."""
-        owners = owners_of(self._view, self._annotations)
+        owners, moves = owners_of(self._view, self._annotations), not self._unlisted
 
         def read() -> tuple[Reading, float]:
             began = time.thread_time()
-            return self._reader.read(owners), time.thread_time() - began
+            return self._reader.read(owners, moves), time.thread_time() - began
 
         try:
             self.reading, cost = await asyncio.to_thread(read)
@@ -258,15 +270,15 @@ class NodeIrqs:
                        for claim in reading.moved.claims if claim.sandbox == sandbox.id][:_MOST]}}
 
 
-def watcher_part(view: NodeView, policy: str, originals: Path, give_back: Callable[[], None]) -> WatcherPart:
+def watcher_part(view: NodeView, policy: str, originals: Path, leaving: WatcherPart) -> WatcherPart:
     """The part of a watcher with the policy see or away.
-    :param originals: the file of the original masks. :param give_back: gives them back, if an earlier watcher moved
+    :param originals: the file of the original masks. :param leaving: gives them back, if an earlier watcher moved
         interrupts and this one does not."""
     files = IrqFiles(view.proc, view.config.paths.sys)
     if policy == "away":
         mover = IrqMover(files, OriginalsFile(originals, view.boot_id), view.config.contention_rules)
         return NodeIrqs(view, IrqReader(files, mover), policy).part()
-    return WatcherPart(**{**vars(NodeIrqs(view, IrqReader(files, None), policy).part()), "begin": give_back})
+    return WatcherPart(**{**vars(NodeIrqs(view, IrqReader(files, None), policy).part()), **vars(leaving)})
 
 
 def planned(view: NodeView, originals: Path) -> list[str]:
