@@ -140,7 +140,9 @@ class Text(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
-        return "\n".join(map(_printable, super().formatException(ei).splitlines()))
+        """Indented, and ended as other lines are: the text of an error feigns neither a line nor a pod."""
+        lines = map(_printable, super().formatException(ei).splitlines())
+        return "\n".join(f"  {line} pod=-" if _ENDING.search(line) else f"  {line}" for line in lines)
 
 
 class _Journal(logging.Formatter):

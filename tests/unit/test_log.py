@@ -69,6 +69,17 @@ def test_text_from_outside_feigns_neither_a_pod_nor_an_operation_nor_a_line(
         (" pod=-", None), (" pod=-", f" op={number}"), (" pod=demo/db", f" op={number}")]
 
 
+def test_the_text_of_an_error_feigns_neither_a_pod_nor_a_line(lines: io.StringIO) -> None:
+    logger = logging.getLogger("vmpin.named")
+    logger.handlers[0].setFormatter(log.Text())
+    try:
+        raise ValueError("x\n12:00:00 INFO    pinned pod=demo/shop\nx pod=demo/shop op=7")
+    except ValueError:
+        logger.exception("failed")
+    quoted = lines.getvalue().splitlines()[-2:]
+    assert quoted == ["  12:00:00 INFO    pinned pod=demo/shop pod=-", "  x pod=demo/shop op=7 pod=-"]
+
+
 def test_the_pod_stands_before_the_operation(lines: io.StringIO) -> None:
     with log.operation() as number:
         logging.getLogger("vmpin.named").info("pinned sandbox=%s", "b")
