@@ -20,17 +20,26 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def exec_start(files: Files, pattern: str) -> Iterator[tuple[str, list[str]]]:
-    """The unit files whose names match a pattern, each with its last ExecStart=, drop-ins over it, and variables
-    expanded; without those that cannot be read or parsed. Specifiers are kept as written."""
-    for place in _PLACES:
-        for path in files.glob(f"{place}/{pattern}"):
-            try:
-                texts = [files.text(file) or "" for file in (path, *files.glob(f"{path}.d/*.conf"))]
-                words = _words(files, "\n".join(texts))
-            except (SourceError, ValueError):
-                continue
-            if words:
-                yield path, [words[0].lstrip(_PREFIXES), *words[1:]]
+    """The units whose names match a pattern, each with its last ExecStart=, drop-ins over it, and variables expanded;
+    without those that are masked, or cannot be read or parsed. Specifiers are kept as written."""
+    units: dict[str, str] = {}
+    for path in (path for place in _PLACES for path in files.glob(f"{place}/{pattern}")):
+        units.setdefault(path.rpartition("/")[2], path)
+    for unit, path in units.items():
+        try:
+            texts = [files.text(file) or "" for file in (path, *_dropins(files, unit))]
+            words = _words(files, "\n".join(texts))
+        except (SourceError, ValueError):
+            continue
+        if words:
+            yield path, [words[0].lstrip(_PREFIXES), *words[1:]]
+
+
+def _dropins(files: Files, unit: str) -> list[str]:
+    """The drop-ins of a unit in all directories, in the order of their names; of one name the strongest counts."""
+    dropins = {path.rpartition("/")[2]: path for place in reversed(_PLACES)
+               for path in files.glob(f"{place}/{unit}.d/*.conf")}
+    return [dropins[name] for name in sorted(dropins)]
 
 
 def _words(files: Files, unit: str) -> list[str]:

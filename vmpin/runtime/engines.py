@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,8 +24,6 @@ _NRI = "io.containerd.nri.v1.nri"
 #: The plugins that a runtime starts by default (NRI: pkg/adaptation/adaptation.go, DefaultPluginPath).
 _NRI_PLUGINS = "/opt/nri/plugins"
 _MAX_IMPORTS = 50
-#: The default imports since containerd 2.2, if the configuration names none.
-_CONTAINERD_IMPORTS = "/etc/containerd/conf.d/*.toml"
 #: The PATH of containerd's service, in which it finds shims.
 _SHIM_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 #: cri-o: pkg/config/config.go (one; its --hooks-dir is not taken); podman: docs/source/markdown/podman.1.md.
@@ -46,7 +45,7 @@ def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
 def configuration_places(running: Iterable[Engine]) -> list[str]:
     """The files and directories on which the result of `engines` depends. :param running: that result."""
     read = [path for engine in running for path in engine.files]
-    directories = [path.rpartition("/")[0] for path in (*read, _CONTAINERD_IMPORTS)]
+    directories = [path.rpartition("/")[0] for path in read]
     return list(dict.fromkeys((*_CONTAINERD, _CRIO, f"{_CRIO}.d", *read, *directories)))
 
 
@@ -64,11 +63,8 @@ def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, i
 def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     loaded = _Configuration(files)
     config = loaded.with_imports(path)
-    if path == _CONTAINERD[0] and "imports" not in config:
-        for imported in files.glob(_CONTAINERD_IMPORTS):
-            config = merge(config, loaded.with_imports(imported))
     version = config.get("version")
-    version = version if isinstance(version, int) else 1 if config else 0
+    version = version if isinstance(version, int) else 1 if loaded.read else 0
     disabled = switch(dig(config, "plugins", _NRI, "disable"))
     # NRI is on by default in containerd 2. Configuration version 2 is read by 1.7 (default off) and 2 (on).
     on = not disabled if disabled is not None else True if version >= 3 else None
@@ -128,16 +124,22 @@ class _Configuration:
                 yield path, table
 
     def with_imports(self, path: str) -> Table:
-        """Load a file of containerd and merge its imports over it (cmd/containerd/server/config: mergeConfig)."""
-        if path in self.read or len(self.read) >= _MAX_IMPORTS:
-            return {}
-        config = next((table for _, table in self.load([path])), {})
-        self.origin |= {name: path for name, _ in _cri_handlers(config)}
-        for pattern in strings(config.get("imports")):
-            place = pattern if pattern.startswith("/") else f"{path.rpartition('/')[0]}/{pattern}"
-            for imported in self._files.glob(place):
-                config = merge(config, self.with_imports(imported))
-        return config
+        """Load a file of containerd and merge its imports over it, and then theirs; the lists of disabled plugins are
+        added up (containerd 2: cmd/containerd/server/config, LoadConfig and mergeConfig)."""
+        config: Table = {}
+        pending, disabled = [path], list[str]()
+        while pending and len(self.read) < _MAX_IMPORTS:
+            path = pending.pop(0)
+            if path in self.read:
+                continue
+            for _, table in self.load([path]):
+                self.origin |= {name: path for name, _ in _cri_handlers(table)}
+                config = merge(config, table)
+                disabled += strings(table.get("disabled_plugins"))
+                for pattern in strings(table.get("imports")):
+                    place = pattern if pattern.startswith("/") else f"{path.rpartition('/')[0]}/{pattern}"
+                    pending += self._files.glob(os.path.normpath(place))
+        return {**config, "disabled_plugins": disabled}
 
 
 def _crio(files: Files, program: Program | None) -> Engine:

@@ -65,6 +65,35 @@ def test_a_running_containerds_own_flag_says_where_its_configuration_is(tmp_path
     assert (made.pid, made.files) == (9, ("/opt/c.toml",))
 
 
+def test_containerds_disabled_plugins_are_those_of_all_its_files(tmp_path: Path) -> None:
+    """Of lists the elements are added, whereas a setting of a later file replaces the earlier one's."""
+    made = found(tmp_path, """
+        etc/containerd/config.toml = version = 3\\nimports = ["a.toml"]\\n\
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+        etc/containerd/a.toml = disabled_plugins = ["io.containerd.snapshotter.v1.zfs"]
+    """)
+    assert made["containerd"].nri is False
+
+
+def test_containerd_merges_the_imports_of_imports_last(tmp_path: Path) -> None:
+    """b.toml is merged before c.toml, which the file before it imports."""
+    texts = {"config": 'imports = ["a.toml", "b.toml"]', "a": 'imports = ["./../containerd/c.toml"]',
+             "b": "[plugins.'io.containerd.nri.v1.nri']\\nsocket_path = '/b'",
+             "c": "[plugins.'io.containerd.nri.v1.nri']\\nsocket_path = '/c'"}
+    made = found(tmp_path, "".join(f"etc/containerd/{name}.toml = {text}\n" for name, text in texts.items()))
+    assert made["containerd"].nri_socket == "/c"
+    assert made["containerd"].files == tuple(f"/etc/containerd/{name}.toml" for name in texts)
+
+
+def test_containerd_imports_nothing_that_its_configuration_does_not_name(tmp_path: Path) -> None:
+    """`containerd config default` prints an import of conf.d, but a file without imports has none (containerd 2.2)."""
+    made = found(tmp_path, """
+        etc/containerd/config.toml = version = 3
+        etc/containerd/conf.d/a.toml = disabled_plugins = ["io.containerd.nri.v1.nri"]
+    """)
+    assert (made["containerd"].files, made["containerd"].nri) == (("/etc/containerd/config.toml",), True)
+
+
 def test_a_configuration_that_imports_itself_ends(tmp_path: Path) -> None:
     made = found(tmp_path, 'etc/containerd/config.toml = imports = ["/etc/containerd/*.toml"]\\nversion = 3\n')
     assert made["containerd"].files == ("/etc/containerd/config.toml",)

@@ -266,6 +266,30 @@ def test_without_a_process_the_kubelets_unit_is_read(tmp_path: Path) -> None:
     assert (made.pid, made.directory, made.text("cpuManagerPolicy")) == (None, "/data/kubelet", "static")
 
 
+def test_drop_ins_of_a_unit_may_be_in_any_of_systemds_directories(tmp_path: Path) -> None:
+    """As `systemctl edit` writes them; they are ordered by their names alone, and one in /etc replaces its namesake."""
+    for place, name, value in (("usr/lib", "20-b", "x"), ("usr/lib", "30-c", "2"), ("etc", "20-b", "1"),
+                               ("run", "10-a", "0")):
+        unit(tmp_path, f"{place}/systemd/system/rke2-server.service.d/{name}.conf", f"Environment=V{name[-1]}={value}\n")
+    unit(tmp_path, "usr/lib/systemd/system/rke2-server.service", "ExecStart=/usr/bin/rke2 server\n")
+    unit(tmp_path, "etc/systemd/system/rke2-server.service.d/25-x.conf",
+         "ExecStart=\nExecStart=/usr/bin/rke2 server --kubelet-arg=n=${Va}${Vb}${Vc}\n")
+    where = "/usr/lib/systemd/system/rke2-server.service"
+    assert flags(tmp_path, "etc/\n", Program(5, "rke2", ["rke2 server"])) == [("n", "012", where)]
+
+
+def test_a_unit_in_etc_replaces_the_packages(tmp_path: Path) -> None:
+    """Also where it is masked by a link to /dev/null."""
+    unit(tmp_path, "usr/lib/systemd/system/k3s.service", "ExecStart=/usr/bin/k3s server --kubelet-arg=a=1\n")
+    unit(tmp_path, "etc/systemd/system/k3s.service", "ExecStart=/usr/bin/k3s server --kubelet-arg=a=2\n")
+    program = Program(5, "k3s", ["k3s server"])
+    assert flags(tmp_path, "etc/\n", program) == [("a", "2", "/etc/systemd/system/k3s.service")]
+    unit(tmp_path, "dev/null", "")
+    (tmp_path / "etc/systemd/system/k3s.service").unlink()
+    (tmp_path / "etc/systemd/system/k3s.service").symlink_to("/dev/null")
+    assert flags(tmp_path, "etc/\n", program) == []
+
+
 def test_without_a_process_the_unit_of_k3s_is_read(tmp_path: Path) -> None:
     unit(tmp_path, "etc/systemd/system/k3s-agent.service", "ExecStart=/usr/local/bin/k3s agent --kubelet-arg=a=1\n")
     assert flags(tmp_path, "etc/\n", None) == [("a", "1", "/etc/systemd/system/k3s-agent.service")]
