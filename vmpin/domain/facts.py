@@ -70,7 +70,7 @@ class Kernel:
 @dataclass(frozen=True)
 class CpuFacts:
     """The node's CPUs. `cores` are sets of SMT siblings; a CPU without siblings is a set of its own. `smt_off`: SMT is
-    switched off, so that siblings are offline on purpose."""
+    switched off, wholly or in part, so that siblings are offline on purpose."""
 
     online: CpuSet = EMPTY
     present: CpuSet = EMPTY

@@ -44,8 +44,10 @@ class Sysfs:
         return online
 
     def smt_off(self) -> bool:
-        """Whether SMT is switched off, by `nosmt` or at run time (kernel/cpu.c: cpuhp_smt_control)."""
-        return text_of(f"{self.cpu}/smt/control") in ("off", "forceoff")
+        """Whether SMT is switched off, or to fewer threads than a core has (on POWER: their number), by `nosmt` or at
+        run time (kernel/cpu.c: control_show)."""
+        control = text_of(f"{self.cpu}/smt/control")
+        return control in ("off", "forceoff") or control.isdigit()
 
     def plugged(self, cpus: CpuSet) -> dict[int, int]:
         """Return for each online CPU a number that changes when the CPU was offline in between: the inode of its

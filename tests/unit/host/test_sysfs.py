@@ -193,7 +193,7 @@ PARTITIONS = [
 ]
 
 
-@pytest.mark.parametrize(("control", "off"), [("on", False), ("off", True), ("forceoff", True),
+@pytest.mark.parametrize(("control", "off"), [("on", False), ("off", True), ("forceoff", True), ("4", True),
                                               ("notsupported", False), ("notimplemented", False)])
 def test_smt_that_is_switched_off_is_told_from_none(tmp_path: Path, control: str, off: bool) -> None:
     make_tree(tmp_path, f"devices/system/cpu/smt/control = {control}\n")

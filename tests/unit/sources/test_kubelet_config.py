@@ -267,10 +267,11 @@ def test_without_a_process_the_kubelets_unit_is_read(tmp_path: Path) -> None:
 
 
 def test_drop_ins_of_a_unit_may_be_in_any_of_systemds_directories(tmp_path: Path) -> None:
-    """As `systemctl edit` writes them; they are ordered by their names alone, and one in /etc replaces its namesake."""
+    """As `systemctl edit` writes them; their names alone order them, and one in /etc replaces its namesake."""
     for place, name, value in (("usr/lib", "20-b", "x"), ("usr/lib", "30-c", "2"), ("etc", "20-b", "1"),
                                ("run", "10-a", "0")):
-        unit(tmp_path, f"{place}/systemd/system/rke2-server.service.d/{name}.conf", f"Environment=V{name[-1]}={value}\n")
+        unit(tmp_path, f"{place}/systemd/system/rke2-server.service.d/{name}.conf",
+             f"Environment=V{name[-1]}={value}\n")
     unit(tmp_path, "usr/lib/systemd/system/rke2-server.service", "ExecStart=/usr/bin/rke2 server\n")
     unit(tmp_path, "etc/systemd/system/rke2-server.service.d/25-x.conf",
          "ExecStart=\nExecStart=/usr/bin/rke2 server --kubelet-arg=n=${Va}${Vb}${Vc}\n")
