@@ -53,23 +53,22 @@ def main() -> int:
     lines: list[str] = []
     began = time.monotonic()
     rng = random.Random(seed)
-    failed = ""
-    with _world(args.world)(rng) as world:
-        story = Story(world, rng, lambda line: lines.append(f"{time.monotonic() - began:8.3f} {line}"),
-                      tuple(args.between))
-        try:
-            world.start()
-            if args.steps is not None:
-                story.play_steps(args.steps)
-            else:
-                story.play(began + args.seconds, began + max(args.seconds, args.longest))
-            if not story.checks.found:
-                story.end()
-        except Exception:
-            failed = traceback.format_exc()
-            lines.append(failed)
-        if args.log is not None:
-            args.log.write_text("\n".join(lines) + f"\n\n{world.log()}")
+    failed, story = "", None
+    try:
+        with _world(args.world)(rng) as world:
+            story = Story(world, rng, lambda line: lines.append(f"{time.monotonic() - began:8.3f} {line}"),
+                          tuple(args.between))
+            try:
+                _play(story, args, began)
+            except Exception:
+                failed = traceback.format_exc()
+                lines.append(failed)
+            if args.log is not None:
+                args.log.write_text("\n".join(lines) + f"\n\n{world.log()}")
+    except Exception:  # what is left behind, or the lines of the log
+        if story is None:
+            raise
+        failed = failed or traceback.format_exc()
     found = report(story, seed, time.monotonic() - began, failed)
     if args.out is not None:
         args.out.write_text(json.dumps(found, indent=2) + "\n")
@@ -79,6 +78,16 @@ def main() -> int:
         print("\n".join(lines[-60:]), file=sys.stderr)
         return 1
     return 0
+
+
+def _play(story: Story, args: argparse.Namespace, began: float) -> None:
+    story.world.start()
+    if args.steps is not None:
+        story.play_steps(args.steps)
+    else:
+        story.play(began + args.seconds, began + max(args.seconds, args.longest))
+    if not story.checks.found:
+        story.end()
 
 
 def _world(name: str) -> type[TroubledWorld]:

@@ -148,9 +148,6 @@ class Story:
 
     def end(self) -> None:
         """Give everything back; what then is left of vmpin are a few files, and after `unpin --all` none."""
-        if not any(guest.expected.held for guest in self.world.guests.values()):
-            self.log("verify")
-            assert self.world.cli("verify").returncode == 0
         if self.world.cluster:
             self.log("API server and reporter")
             self.checks.found += [f"unreported: {wrong}" for wrong in cast("ClusterWorld", self.world).unreported()]

@@ -28,17 +28,17 @@ class PodLookup:
     def pod_of(self, text: str) -> str:
         """`namespace/name` of the pod that an id names, or a path that has an id; "" if it is unknown."""
         return next((f"{state.pod.namespace}/{state.pod.name}" for name in _names_in(text)
-                     if (state := self._state_of(name)) is not None and state.pod is not None), "")
+                     for state in self._states_of(name) if state.pod is not None), "")
 
-    def _state_of(self, name: str) -> SandboxState | None:
+    def _states_of(self, name: str) -> Iterator[SandboxState]:
+        """The sandbox that is known now, then the ended one: a VM that outlives its pod's end comes back nameless."""
         uids = (self._claims() or {}).get(name, ())
         for states in self._sandboxes(), dict(self._ended):
             if (state := states.get(SandboxId(name))) is not None:
-                return state
-            for other in states.values():
-                if name in other.containers or (uids and uid_of(other.pod) in uids):
-                    return other
-        return None
+                yield state
+            else:
+                yield from (other for other in states.values()
+                            if name in other.containers or (uids and uid_of(other.pod) in uids))
 
 
 def _names_in(text: str) -> Iterator[str]:

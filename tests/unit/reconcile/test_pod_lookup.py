@@ -43,3 +43,11 @@ def test_a_pod_is_named_for_a_while_after_its_end(monkeypatch: pytest.MonkeyPatc
         lookup.keep(sandbox(name, f"pod-{name}", f"main-{name}"))
     assert [lookup.pod_of(name) for name in ("a", "main-a", "c", "b")] == [
         "demo/pod-a", "demo/pod-a", "demo/pod-c", ""]
+
+
+def test_a_sandbox_that_is_found_again_without_its_name_keeps_the_one_from_before_its_end() -> None:
+    """A VM that runs on after its pod's end was reported."""
+    again = sandbox(SANDBOX, "", CONTAINER)
+    lookup = PodLookup(lambda: {again.id: again}, lambda: None)
+    lookup.keep(sandbox(SANDBOX, "shop", CONTAINER))
+    assert [lookup.pod_of(name) for name in (SANDBOX, CONTAINER)] == ["demo/shop", "demo/shop"]
