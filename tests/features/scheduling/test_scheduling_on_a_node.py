@@ -168,6 +168,19 @@ def test_classes_are_verified_without_a_watcher(node: Node, vm: Qemu) -> None:
     assert "its former class is not given back yet, although it may run on" in node.cli("verify").stdout
 
 
+def test_a_configuration_that_the_watcher_does_not_have_yet_makes_no_finding(node: Node, vm: Qemu) -> None:
+    node.configure(scheduling={"vcpu_class": "other"})
+    first, second = two_cpus()
+    node.start()
+    node.container(vm.sandbox, "web", second)
+    node.container(vm.sandbox, "logs", first)
+    node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
+    node.configure(scheduling={"vcpu_class": "fifo:1"})
+    assert "classes" not in node.data("verify"), "a change takes a restart"
+    assert node.stop() == 0
+    assert node.data("verify", code=1)["classes"][0]["wanted"] == "fifo:1"
+
+
 def test_vcpus_with_their_former_masks_have_their_former_class_before_guests_are_asked(node: Node, vm: Qemu) -> None:
     begin(node, vm)
     node.kill()

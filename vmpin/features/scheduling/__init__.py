@@ -113,24 +113,32 @@ def _verify(config: Config, sandbox: str | None, namespace: str) -> Comparison |
     from vmpin.status.selection import Selection
 
     document = status_document(config)
+    if document["watcher"] is not None:  # its own configuration counts, as for masks
+        is_on = "scheduling" in document["features"]
+    if not is_on and not _has_records(config):
+        return None
     chosen = [entry for entry in Selection(namespace=namespace).of(document) if sandbox in (None, entry["id"])]
     if document["watcher"] is None or not is_on:
-        members = _by_records(config)
+        members = _by_records(config, is_on)
         chosen = [{**entry, **members.get(entry["id"], {})} for entry in chosen]
     wrong = misplaced(chosen)
     return Comparison(good=not wrong, members={"classes": wrong},
                       lines=compared_lines(chosen, wrong)) if wrong or is_on else None
 
 
-def _by_records(config: Config) -> Mapping[SandboxId, Document]:
-    """The members of sandboxes' entries by the records. :raises UnseenError: these cannot be read."""
+def _by_records(config: Config, is_on: bool) -> Mapping[SandboxId, Document]:
+    """The members of sandboxes' entries by the records. :param is_on: whether classes are to be set.
+    :raises UnseenError: these cannot be read."""
     from vmpin.errors import UnseenError
     from vmpin.features.scheduling.scheduling_watcher_part import NodeScheduling
     from vmpin.reconcile import one_pass
 
     view, _ = one_pass.inspect(config)
+    settings = config.of_features["scheduling"]
+    if not is_on:
+        settings = settings._replace(vcpu_class="other", privileged_namespaces="")
     try:
-        return NodeScheduling(view, config.of_features["scheduling"], _setter(config, aside=False)).by_records()
+        return NodeScheduling(view, settings, _setter(config, aside=False)).by_records()
     except OSError as err:
         raise UnseenError(f"the classes of vCPUs cannot be read: {err}", "run this as root") from err
 
