@@ -23,13 +23,13 @@ from trees import make_tree
 
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.exporter import Exporter
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.domain.sandbox_placement import Placement, VcpuPlacement, Verdict
 from vmpin.feature import WatcherPart, features
+from vmpin.features.metrics.exporter import Exporter
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import CpuClaims, ownership

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from vmpin.sources.nri.nri_events import CpuDecider, NriEvent
     from vmpin.status.health import SourceHealth
     from vmpin.status.pod_arguments import NamedSandbox
-    from vmpin.status.prometheus import ScrapeData
     from vmpin.vmm.virtual_machine import Vm
 
 #: An entry of `sandboxes` in the status document, or a part of it.
@@ -102,6 +101,8 @@ class WatcherPart(Parts):
 
     #: Tasks by name, as metrics and logs have it; one that fails is started again.
     tasks: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = NONE
+    #: Tasks that listen on sockets of their own; also started again when the run directory is made again.
+    listening: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = NONE
     requests: Mapping[str, SocketRequest] = NONE
     #: Decides on the runtime's NRI calls, in the thread of NRI.
     decider: CpuDecider | None = None
@@ -135,7 +136,8 @@ class WatcherPart(Parts):
     #: Sentences on what it would change besides masks of threads, for `vmpin plan`.
     planned: Callable[[], Sequence[str]] | None = None
     health: Callable[[], Iterable[SourceHealth]] | None = None
-    metrics: Callable[[ScrapeData], Iterable[Metric]] | None = None
+    #: Metrics. (the view, whether there are those of each sandbox)
+    metrics: Callable[[NodeView, bool], Iterable[Metric]] | None = None
 
 
 class Feature(Parts):
@@ -146,13 +148,15 @@ class Feature(Parts):
     sections: Callable[[], Mapping[str, type[Any]]] | None = None
     #: What is wrong with a configuration of which each value by itself is right; None for nothing.
     check_config: Callable[[Config], ConfigError | None] | None = None
-    #: Those of these sections of which a change takes a restart of the watcher.
-    fixed_sections: Sequence[str] = ()
+    #: Those of these sections, and of their keys, of which a change takes a restart of the watcher.
+    fixed: Sequence[str] = ()
     #: An authority on the CPUs of containers, by what is kept in the run directory: it rules from the first pass on.
     #: (the configuration, the boot id) → None where it does not rule.
     authority: Callable[[Config, str], Authority | None] | None = None
     #: Its files in the run directory.
     files: Callable[[Config], Iterable[Path]] | None = None
+    #: Its sockets, which watch.status_group may use.
+    sockets: Callable[[Config], Iterable[Path]] | None = None
     #: Gives back what it has changed on the node when vmpin leaves it. Called with the run directory's lock held;
     #: False where not all of that was possible, so that its files stay.
     give_back: Callable[[Config], bool] | None = None

@@ -15,11 +15,11 @@ from passes import settled
 from vms import Machine
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
-from vmpin.daemon.exporter import Exporter
 from vmpin.domain.counters import Counters
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart
+from vmpin.features.metrics.exporter import Exporter
 from vmpin.reconcile.view import NodeView
 from vmpin.status.health import SourceHealth
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmpin.config import values
-from vmpin.config.values import Address, Setting, setting
+from vmpin.config.values import Setting, setting
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
@@ -193,16 +193,6 @@ class GuestSettings(NamedTuple):
         return self.via
 
 
-class MetricsSettings(NamedTuple):
-    """`metrics`: where they are served."""
-
-    address: Address | None = setting(
-        None, values.address,
-        "where metrics and probes are served: an IP address and port (127.0.0.1:9750), or unix:/path; unset: nowhere")
-    per_sandbox: bool = setting(
-        False, values.flag, "whether there are metrics of each sandbox, labelled with its pod")
-
-
 class LogSettings(NamedTuple):
     """`log`."""
 
@@ -223,7 +213,6 @@ class Config(NamedTuple):
     drift: DriftSettings
     proof: ProofSettings
     guest: GuestSettings
-    metrics: MetricsSettings
     log: LogSettings
     of_features: Mapping[str, Any]
     origin: Mapping[str, str]
@@ -253,8 +242,7 @@ class Config(NamedTuple):
 
 _OF_CORE: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "policy": PolicySettings,
                                   "watch": WatchSettings, "drift": DriftSettings, "proof": ProofSettings,
-                                  "guest": GuestSettings, "metrics": MetricsSettings,
-                                  "log": LogSettings}
+                                  "guest": GuestSettings, "log": LogSettings}
 _OF_FEATURES: dict[str, type[Any]] = {
     name: fields for sections in present(feature.sections for feature in features())
     for name, fields in sections().items()}

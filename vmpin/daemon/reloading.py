@@ -9,13 +9,13 @@ from vmpin import log
 from vmpin.config.settings import Config, to_plain, with_values
 from vmpin.domain.terminal import as_written
 from vmpin.errors import ConfigError
-from vmpin.feature import features
+from vmpin.feature import features, present
 from vmpin.host.sockets import open_to
 
 logger = logging.getLogger(__name__)
 
 #: Keys that take a restart, besides the paths.
-FIXED = ("watch.nri", "watch.kubelet", "watch.births", "metrics.address")
+FIXED = ("watch.nri", "watch.kubelet", "watch.births")
 
 
 def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
@@ -33,7 +33,7 @@ def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
         logger.warning("configuration: %s", warning)
     if later := changes(config, loaded):
         logger.warning("changes of %s and %s take a restart: %s",
-                       ", ".join(("paths", *_fixed_sections(), *FIXED[:-1])), FIXED[-1], "; ".join(later))
+                       ", ".join(_fixed()[:-1]), _fixed()[-1], "; ".join(later))
     changed = "; ".join(changes(old, config)) or "nothing changed"
     # Log it at whichever of the two levels shows it.
     if quiet := not logger.isEnabledFor(logging.INFO):
@@ -52,9 +52,9 @@ def _open_sockets(old: Config, new: Config) -> None:
         return
     open_to(old.paths.control_socket, group)
     open_to(old.paths.status_socket, group)
-    address = old.metrics.address
-    if address is not None and address.path is not None:
-        open_to(address.path, group)
+    for paths in present(feature.sockets for feature in features()):
+        for path in paths(old):
+            open_to(path, group)
 
 
 def refuse_empty(old: Config, new: Config) -> None:
@@ -80,12 +80,13 @@ def _shown(value: object) -> str:
     return as_written(to_plain(value)) or "unset"
 
 
-def _fixed_sections() -> tuple[str, ...]:
-    return tuple(section for feature in features() for section in feature.fixed_sections)
+def _fixed() -> tuple[str, ...]:
+    """The sections, and the keys, of which a change takes a restart."""
+    return ("paths", *(name for feature in features() for name in feature.fixed), *FIXED)
 
 
 def keep_fixed(old: Config, new: Config) -> Config:
     """Take `old`'s values of the keys that take a restart: open sockets and files stay."""
-    sections = ("paths", *_fixed_sections())
-    fixed = {key: value for key, value in old.values.items() if key.partition(".")[0] in sections or key in FIXED}
+    names = _fixed()
+    fixed = {key: value for key, value in old.values.items() if key.partition(".")[0] in names or key in names}
     return with_values({**new.values, **fixed}, new.origin)

@@ -44,16 +44,13 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
                                           watcher.timeouts)
     for part in watcher.parts.values():
         sources.update(part.tasks)
+        sources.update((name, directory.restarted(task)) for name, task in part.listening.items())
     if watcher.nri is not None:
         sources["nri"] = watcher.nri.run
     if watcher.proc_events is not None:
         sources["new_threads"] = watcher.proc_events.run
     if sd_notify.watchdog_seconds() is not None:
         sources["watchdog"] = notify_watchdog
-    if config.metrics.address is not None:
-        from vmpin.daemon.exporter import Exporter
-
-        sources["metrics"] = directory.restarted(Exporter(watcher, watcher.timeouts).run)
     return sources
 
 

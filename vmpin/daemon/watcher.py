@@ -279,7 +279,7 @@ class Watcher:
             if self._relist.due() and self.nri is not None:
                 self.nri.request_list()
 
-    # What control, exporter and status read
+    # What control, features and status read
 
     @property
     def stopping(self) -> bool:

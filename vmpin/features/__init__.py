@@ -6,6 +6,7 @@ NAMES = (
     "allocator",
     "installer",
     "logs",
+    "metrics",
     "isolation",
     "irqs",
     "scheduling",

@@ -44,8 +44,8 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     from vmpin.sources.spool import Spool
 
     removed = [_is_removed(path) for path in _files(config)]
-    if config.metrics.address is not None and config.metrics.address.path is not None:
-        sockets.remove_left(config.metrics.address.path)
+    for path in _sockets(config):
+        sockets.remove_left(path)
     Spool(config.paths.spool).remove_all()
     config.paths.lock_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -71,11 +71,14 @@ def of_features(config: Config) -> list[str]:
 
 def left(config: Config) -> list[Path]:
     """The existing files and directories that `forget` would remove."""
-    paths, address = config.paths, config.metrics.address
-    metrics = [] if address is None or address.path is None else [address.path]
-    return [path for path in (*_files(config), *metrics, paths.spool, paths.lock_file, paths.status_socket.parent,
-                              paths.run)
+    paths = config.paths
+    return [path for path in (*_files(config), *_sockets(config), paths.spool, paths.lock_file,
+                              paths.status_socket.parent, paths.run)
             if os.path.lexists(path)]
+
+
+def _sockets(config: Config) -> Iterable[Path]:
+    return (path for paths in present(feature.sockets for feature in features()) for path in paths(config))
 
 
 def _files(config: Config) -> Iterable[Path]:

@@ -13,7 +13,7 @@ from vmpin.features.allocator.grants.ledger import Ledger, RefusedRequest
 
 
 def part_of(view: AllocatorView) -> WatcherPart:
-    return WatcherPart(metrics=lambda scrape: allocation_families(view, scrape.per_sandbox))
+    return WatcherPart(metrics=lambda _, per_sandbox: allocation_families(view, per_sandbox))
 
 
 def filled(cpus: CpuSet) -> WatcherPart:

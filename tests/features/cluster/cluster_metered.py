@@ -9,4 +9,4 @@ from vmpin.features.cluster.reporter_requests import reporter_families
 
 def filled(cpus: CpuSet) -> WatcherPart:
     """Something has happened of everything that can."""
-    return WatcherPart(metrics=lambda scrape: reporter_families(1, 2))
+    return WatcherPart(metrics=lambda view, per_sandbox: reporter_families(1, 2))

@@ -10,4 +10,4 @@ from vmpin.features.irqs.irq_metrics import irq_families
 
 def filled(cpus: CpuSet) -> WatcherPart:
     """Each kind of interrupt has come."""
-    return WatcherPart(metrics=lambda scrape: irq_families({(cpus.first, kind): 3 for kind in IrqKind}))
+    return WatcherPart(metrics=lambda view, per_sandbox: irq_families({(cpus.first, kind): 3 for kind in IrqKind}))

@@ -13,5 +13,5 @@ def filled(cpus: CpuSet) -> WatcherPart:
     def by_cpu(seconds: float) -> dict[int, float]:
         return {cpus.first: seconds}
 
-    return WatcherPart(metrics=lambda scrape: foreign_families(scrape, by_cpu(1.5), {
-        **{sandbox: by_cpu(0.5) for sandbox in scrape.view.sandboxes}, SandboxId("gone"): by_cpu(1.0)}))
+    return WatcherPart(metrics=lambda view, per_sandbox: foreign_families(view, per_sandbox, by_cpu(1.5), {
+        **{sandbox: by_cpu(0.5) for sandbox in view.sandboxes}, SandboxId("gone"): by_cpu(1.0)}))

@@ -94,7 +94,7 @@ def test_foreign_time_is_exported_by_cpu_and_where_asked_for_by_sandbox(tmp_path
 
 def test_without_samples_it_has_no_values(tmp_path: Path) -> None:
     with metered(tmp_path) as node:
-        node.parts = {"isolation": WatcherPart(metrics=lambda scrape: foreign_families(scrape, {}, {}))}
+        node.parts = {"isolation": WatcherPart(metrics=lambda view, all_: foreign_families(view, all_, {}, {}))}
         assert f"# TYPE {BY_CPU} counter" in node.scrape()
         assert node.values(BY_CPU) == {}
         assert BY_SANDBOX not in node.scrape()

@@ -9,5 +9,5 @@ from vmpin.features.memory.memory_metrics import memory_families
 
 def filled(_: CpuSet) -> WatcherPart:
     """Each VM has memory on two nodes."""
-    return WatcherPart(metrics=lambda scrape: memory_families(
-        scrape, {sandbox: {0: 1 << 30, 1: 4096} for sandbox in scrape.view.sandboxes}))
+    return WatcherPart(metrics=lambda view, per_sandbox: memory_families(
+        view, {sandbox: {0: 1 << 30, 1: 4096} for sandbox in view.sandboxes}))

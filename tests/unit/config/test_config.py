@@ -9,7 +9,6 @@ import pytest
 
 from vmpin.config import loading as settings
 from vmpin.config.settings import SETTINGS
-from vmpin.config.values import Address
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
 from vmpin.errors import ConfigError
@@ -114,18 +113,6 @@ def test_every_rule_of_the_policy_can_be_said(tmp_path: Path) -> None:
     assert data["paths.run"] == {"value": "/run/vmpin", "from": "default"}
 
 
-@pytest.mark.parametrize(("text", "address"), [
-    ("127.0.0.1:9750", Address("127.0.0.1", 9750)), ("0.0.0.0:1", Address("0.0.0.0", 1)),
-    ("[::1]:9750", Address("::1", 9750)), ("", None), ("off", None),
-    ("unix:/run/vmpin/metrics.sock", Address(path=Path("/run/vmpin/metrics.sock")))])
-def test_where_metrics_are_served(text: str, address: Address | None) -> None:
-    found = settings.load(None, {"VMPIN_METRICS_ADDRESS": text}, {})
-    assert found.metrics.address == address
-    if address is not None:
-        assert str(address) == text
-        assert found.data()["metrics.address"]["value"] == text
-
-
 @pytest.mark.parametrize(("text", "said", "hint"), [
     ("wacth: {qmp: no}", "unknown section 'wacth'", "did you mean 'watch'?"),
     ("watch: {qpm: no}", "unknown key 'watch.qpm'", "did you mean 'watch.qmp'?"),
@@ -181,14 +168,6 @@ def test_what_is_no_key_and_empty_is_ignored_with_a_warning(tmp_path: Path, text
     ("policy.vhost", "somewhere", "or a CPU list"), ("policy.vhost", "true", "is none of apart, sandbox,"),
     ("policy.vhost", "1-x", "or a CPU list"),
     ("policy.exclusive_annotation", "two words", "has to be text without blanks"),
-    ("metrics.address", "here", "ends in no port of TCP's"), ("metrics.address", '"9750"', "has no IP address"),
-    ("metrics.address", "127.0.0.1", "ends in no port"), ("metrics.address", "127.0.0.1:0", "ends in no port"),
-    ("metrics.address", "127.0.0.1:65536", "ends in no port"), ("metrics.address", '":9750"', "has no IP address"),
-    ("metrics.address", "localhost:9750", "has no IP address"), ("metrics.address", '"::1:9750"', "has no IP address"),
-    ("metrics.address", '"[127.0.0.1]:9750"', "has no IP address"), ("metrics.address", "true", "ends in no port"),
-    ("metrics.address", "unix:metrics.sock", "is not an absolute path"),
-    ("metrics.per_sandbox", "some", "neither true"),
-    ("metrics.address", "unix:/" + "a" * 107, "is longer than the path of a socket"),
     ("watch.resync_seconds", "soon", "is not a number of seconds"),
     ("watch.resync_seconds", "true", "is not a number of seconds"),
     ("watch.resync_seconds", "", "is not a number of seconds"),

@@ -18,10 +18,11 @@ import yaml
 from vmpin.cli.verbs import verb_modules
 from vmpin.config import loading
 from vmpin.config.settings import BY_KEY, SETTINGS, Config
-from vmpin.daemon.exporter import ExportedWatcher, Exporter
 from vmpin.daemon.reloading import FIXED
 from vmpin.features.cluster.kube.identifiers import MANAGER
 from vmpin.features.cluster.kube.pod_events import EventReason
+from vmpin.features.metrics.exporter import ExportedWatcher, Exporter
+from vmpin.features.metrics.metrics_settings import metrics
 from vmpin.install import data_files
 from vmpin.status.health import SourceHealth
 
@@ -92,7 +93,7 @@ def load(documents: list[Any], tmp_path: Path, component: str = "watcher") -> Co
 def test_the_configuration_is_one_of_vmpins(name: str, tmp_path: Path) -> None:
     config = load(RENDERED[name], tmp_path)
     assert config.watch.reload == "change"
-    assert config.metrics.address is not None
+    assert metrics(config).address is not None
     if name != "watcher":
         user = pod(RENDERED[name], "reporter")["securityContext"]
         assert config.watch.status_group == str(user["runAsGroup"])
@@ -113,7 +114,7 @@ def test_a_container_starts_a_verb_of_vmpins(component: str) -> None:
 @pytest.mark.parametrize("name", RENDERED)
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_probe_asks_where_the_watcher_answers_and_starts_no_program(name: str, probe: str, tmp_path: Path) -> None:
-    address = load(RENDERED[name], tmp_path).metrics.address
+    address = metrics(load(RENDERED[name], tmp_path)).address
     asks = container(RENDERED[name])[probe]
     assert not asks.keys() & {"exec", "tcpSocket", "grpc"}
     assert address is not None
@@ -234,7 +235,7 @@ def test_keys_of_the_chart_are_vmpins_and_it_leaves_out_none() -> None:
 def test_a_rollout_follows_from_the_keys_that_take_a_restart() -> None:
     helpers = (CHART / "templates/_helpers.tpl").read_text()
     (picked,) = re.findall(r"pick \$watch ((?:\"\w+\" ?)+)", helpers)
-    assert {f"watch.{key}" for key in re.findall(r"\w+", picked)} | {"metrics.address"} == set(FIXED)
+    assert {f"watch.{key}" for key in re.findall(r"\w+", picked)} == set(FIXED)
     assert set(FIXED) <= BY_KEY.keys()
 
 

@@ -204,7 +204,7 @@ def _checks() -> Sequence[Check]:
 
 
 _SCENARIO = ScenarioKeys(names=("allocate", "pods", "events"), read=_read_scenario, topology=_topology)
-FEATURE = Feature(name="allocator", sections=_sections, check_config=_check_config, fixed_sections=("allocate",),
+FEATURE = Feature(name="allocator", sections=_sections, check_config=_check_config, fixed=("allocate",),
                   authority=_authority, files=_files, give_back=_give_back, watch=_watch,
                   verbs={"alloc": "vmpin.features.allocator.verbs.alloc"},
                   lists_verbs=lambda config: _mode(config) != "off", options=_options, scenario=_SCENARIO,

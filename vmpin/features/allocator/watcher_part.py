@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import Timeouts
@@ -22,10 +22,8 @@ from vmpin.features.allocator.grants.ledger import Grant, Ledger
 from vmpin.features.allocator.grants.pool_cpus import shrinking
 from vmpin.features.allocator.node_allocator import NodeAllocator
 from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.view import NodeView
 from vmpin.status.pod_arguments import NamedSandbox, only_match
-
-if TYPE_CHECKING:
-    from vmpin.status.prometheus import ScrapeData
 
 _NO_LIST = "the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`"
 
@@ -46,12 +44,12 @@ def watcher_part(node_state: NodeState, runtime: Callable[[], RuntimeLists | Non
         status=node.data, brief=node.brief, metrics=partial(_metrics, node))
 
 
-def _metrics(node: NodeAllocator, scrape: ScrapeData) -> Iterator[Any]:
+def _metrics(node: NodeAllocator, _: NodeView, per_sandbox: bool) -> Iterator[Any]:
     view = node.view()
     if view is not None:
         from vmpin.features.allocator.allocation_metrics import allocation_families  # prometheus_client
 
-        yield from allocation_families(view, scrape.per_sandbox)
+        yield from allocation_families(view, per_sandbox)
 
 
 def release_task(config: Config, timeouts: Timeouts) -> Callable[[], Coroutine[Any, Any, None]]:

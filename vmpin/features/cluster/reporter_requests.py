@@ -79,7 +79,7 @@ class ReporterRequests:
                       reporter_report.OPERATION: SocketRequest(answer=self._take_trouble, handed=True,
                                                                admit=self._trouble.admit)},
             after_pass=self.followers.touch, members=self._members, health=self._health,
-            metrics=lambda scrape: reporter_families(len(self.followers), self._pod_reports))
+            metrics=lambda view, per_sandbox: reporter_families(len(self.followers), self._pod_reports))
 
     def _follow(self, request: Mapping[str, Any], sandbox: SandboxId | None) -> AsyncGenerator[bytes, None]:
         return self.followers.stream(request.get("kubelet") is True)

@@ -139,6 +139,6 @@ def _checks() -> Sequence[Check]:
             Check("irqbalance", "whether it may move interrupts to exclusive CPUs", irq_checks.irqbalance)]
 
 
-FEATURE = Feature(name="irqs", sections=_sections, fixed_sections=("irqs",), files=_files, give_back=_give_back,
+FEATURE = Feature(name="irqs", sections=_sections, fixed=("irqs",), files=_files, give_back=_give_back,
                   giving_back=_giving_back, planned=_planned, watch=_watch,
                   cpu_notes=_cpu_notes, lines=_lines, sentences=_sentences, facts=_facts, checks=_checks)

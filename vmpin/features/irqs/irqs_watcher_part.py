@@ -170,7 +170,7 @@ class NodeIrqs:
     def part(self) -> WatcherPart:
         return WatcherPart(tasks={"irqs": self.run}, after_pass=self._after_pass, retry=self._retry_now,
                            status=self.data, members=self._members, planned=self._planned,
-                           metrics=lambda scrape: irq_families(self.reading.counts),
+                           metrics=lambda view, per_sandbox: irq_families(self.reading.counts),
                            after_events=self._take_annotations if self._keys else None,
                            after_resync=self._end_waiting if self._keys else None)
 

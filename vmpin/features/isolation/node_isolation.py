@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vmpin.features.isolation.books_database import IsolationKeeper
     from vmpin.features.isolation.isolation_observer import IsolationObserver
     from vmpin.residency.sampler import Sampler
-    from vmpin.status.prometheus import ScrapeData
 
 #: Seconds that a report may go back: the books have a day; a little more, as the client's clock may be another.
 _LONGEST = 100_000
@@ -117,30 +116,30 @@ class NodeIsolation:
                                        owner.ended is not None or observer.owns(owner.owner)))
         return document(pods, clock(since), clock(now))
 
-    def _metrics(self, scrape: ScrapeData) -> Iterator[Metric]:
+    def _metrics(self, view: NodeView, per_sandbox: bool) -> Iterator[Metric]:
         if (observer := self.observer) is None:
-            return foreign_families(scrape, {}, {})
-        return foreign_families(scrape, observer.foreign_seconds(), observer.foreign_by_sandbox())
+            return foreign_families(view, per_sandbox, {}, {})
+        return foreign_families(view, per_sandbox, observer.foreign_seconds(), observer.foreign_by_sandbox())
 
 
-def foreign_families(scrape: ScrapeData, by_cpu: Mapping[int, float],
+def foreign_families(view: NodeView, per_sandbox: bool, by_cpu: Mapping[int, float],
                      by_sandbox: Mapping[SandboxId, Mapping[int, float]]) -> Iterator[Metric]:
     """Foreign time (seconds) by CPU and, where the configuration has it, by owner and CPU."""
     from prometheus_client.core import CounterMetricFamily
 
-    from vmpin.status.prometheus import POD, pod_labels
+    from vmpin.status.pod_labels import POD, pod_labels
 
     family = CounterMetricFamily("vmpin_exclusive_cpu_foreign_seconds_total", "Time of a CPU, while it was "
                                  "exclusive, that the kernel and foreign programs had.", labels=["cpu"])
     for cpu, spent in by_cpu.items():
         family.add_metric([str(cpu)], spent)
     yield family
-    if not scrape.per_sandbox:
+    if not per_sandbox:
         return
     family = CounterMetricFamily("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_"
                                  "foreign_seconds_total, for each sandbox that owns CPUs, with a VM or without.",
                                  labels=[*POD, "cpu"])
-    for sandbox, names in pod_labels(by_sandbox, scrape.view).items():
+    for sandbox, names in pod_labels(by_sandbox, view).items():
         for cpu, spent in by_sandbox[sandbox].items():
             family.add_metric([*names, str(cpu)], spent)
     yield family

@@ -22,7 +22,7 @@ def _sections() -> Mapping[str, type[Any]]:
 
 
 def _check_config(config: Config) -> ConfigError | None:
-    if not config.of_features["memory"].metrics or config.metrics.per_sandbox:
+    if not config.of_features["memory"].metrics or config.values.get("metrics.per_sandbox"):
         return None
     from vmpin.errors import ConfigError
 
@@ -36,7 +36,7 @@ def _watch(watcher: Watcher) -> WatcherPart | None:
     from vmpin.features.memory.memory_metrics import MemoryReadings, memory_families
 
     readings = MemoryReadings(watcher.view)
-    return WatcherPart(metrics=lambda scrape: memory_families(scrape, readings.read()))
+    return WatcherPart(metrics=lambda view, _: memory_families(view, readings.read()))
 
 
 def _inspect(config: Config, sandboxes: Sequence[dict[str, Any]]) -> None:
@@ -74,6 +74,6 @@ def _checks() -> Sequence[Check]:
     return [Check("memory", "VMs whose memory is on another NUMA node than their vCPUs", memory)]
 
 
-FEATURE = Feature(name="memory", sections=_sections, check_config=_check_config, fixed_sections=("memory",),
+FEATURE = Feature(name="memory", sections=_sections, check_config=_check_config, fixed=("memory",),
                   watch=_watch, inspect=_inspect, lines=_lines, sentences=_sentences, legend=_legend,
                   checks=_checks)

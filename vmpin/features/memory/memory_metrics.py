@@ -14,7 +14,6 @@ from vmpin.reconcile.view import NodeView
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from vmpin.status.prometheus import ScrapeData
 
 #: The cgroups that one scrape reads: some 0.1 ms each, in which the watcher does nothing else.
 AT_ONCE = 16
@@ -38,18 +37,18 @@ class MemoryReadings:
         return kept
 
 
-def memory_families(scrape: ScrapeData, memory: Mapping[SandboxId, Mapping[int, int]]) -> Iterator[Metric]:
+def memory_families(view: NodeView, memory: Mapping[SandboxId, Mapping[int, int]]) -> Iterator[Metric]:
     """The family of the metric. :param memory: bytes by node, of each sandbox."""
     from prometheus_client.core import GaugeMetricFamily
 
-    from vmpin.status.prometheus import POD, pod_labels
+    from vmpin.status.pod_labels import POD, pod_labels
 
-    nodes = scrape.view.node.topology.nodes
+    nodes = view.node.topology.nodes
     family = GaugeMetricFamily("vmpin_sandbox_memory_bytes", "Memory of the cgroup that the VMM of each VM sandbox is "
                                "in, by NUMA node of the host, and whether its vCPUs are placed there.",
                                labels=[*POD, "node", "near"])
-    for sandbox, names in pod_labels(memory, scrape.view).items():
-        placement = scrape.view.placements.get(sandbox)
+    for sandbox, names in pod_labels(memory, view).items():
+        placement = view.placements.get(sandbox)
         placed = union(vcpu.cpus or EMPTY for vcpu in placement.vcpus) if placement is not None else EMPTY
         for node, size in sorted(memory[sandbox].items()):
             near = "no" if placed.isdisjoint(nodes.get(node, EMPTY)) else "yes"

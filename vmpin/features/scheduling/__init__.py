@@ -174,6 +174,6 @@ def _checks() -> Sequence[Check]:
     return [Check("vcpu-class", "whether vCPUs can have a real-time class, and what limits them", vcpu_class)]
 
 
-FEATURE = Feature(name="scheduling", sections=_sections, fixed_sections=("scheduling",), files=_files,
+FEATURE = Feature(name="scheduling", sections=_sections, fixed=("scheduling",), files=_files,
                   give_back=_give_back, giving_back=_giving_back, settle=_settle, watch=_watch, verify=_verify,
                   lines=_lines, sentences=_sentences, facts=_facts, checks=_checks)

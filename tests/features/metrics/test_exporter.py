@@ -18,19 +18,19 @@ from metered import WEB, Node, metered
 
 from vmpin.config import loading as settings
 from vmpin.config.timeouts import Timeouts
-from vmpin.daemon import exporter
-from vmpin.daemon.exporter import Exporter, HttpReply
 from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.errors import ConfigError
+from vmpin.features.metrics import exporter
+from vmpin.features.metrics.exporter import Exporter, HttpReply
+from vmpin.features.metrics.prometheus import Headcount
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import CpuClaims, ownership
 from vmpin.reconcile.view import NodeView
 from vmpin.status.health import SourceHealth
-from vmpin.status.prometheus import Headcount
 
 #: A pod's name that is no Unicode, and quotes: it comes from the caller of the hook.
 ODD = 'po"d\n\udcff'
@@ -207,7 +207,7 @@ def test_a_second_request_at_once_has_the_same_answer(node: Node, monkeypatch: p
             counted += 1
             return super().take(view)
 
-    monkeypatch.setattr("vmpin.status.prometheus.Headcount", Counting)
+    monkeypatch.setattr("vmpin.features.metrics.prometheus.Headcount", Counting)
     async def main() -> None:
         made = Exporter(node, Timeouts(scrape_age=600.0))
         first = await asyncio.gather(*(made.metrics() for _ in range(20)))

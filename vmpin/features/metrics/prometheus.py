@@ -24,7 +24,6 @@ from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import ResidencyLedger, RunAccount
 from vmpin.domain.sandbox_placement import Verdict
-from vmpin.domain.terminal import label_text
 from vmpin.feature import WatcherPart, features, present
 from vmpin.install.own_version import installed_version
 from vmpin.pinning.apply import Outcome
@@ -33,6 +32,7 @@ from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import shown, visited
 from vmpin.status.document import ThreadStatus, judge, trespasses
 from vmpin.status.health import SourceHealth
+from vmpin.status.pod_labels import POD, labels_of, pod_labels
 
 
 class ThreadPlace(enum.StrEnum):
@@ -101,7 +101,6 @@ GUEST_STATES = ("applied", "sent", "pending", "no agent", "left alone", "error",
 
 #: By the labels' values: those of several labels as a tuple, of a single one the text, of none the number alone.
 Values = Mapping[Any, float] | float
-POD = ("sandbox", "namespace", "pod")
 
 
 class ScrapeData(NamedTuple):
@@ -141,7 +140,7 @@ class NodeCollector(Collector):
         if self.facts.per_sandbox:
             yield from _sandboxes(self.facts)
         for metrics in present(part.metrics for part in self.facts.parts):
-            yield from metrics(self.facts)
+            yield from metrics(self.facts.view, self.facts.per_sandbox)
         yield from self._process.collect()
 
 
@@ -238,7 +237,7 @@ def _by_place(account: RunAccount) -> Iterable[tuple[str, float]]:
 def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     """The metrics with names of pods (metrics.per_sandbox)."""
     count, ledger = facts.headcount, facts.view.ledger
-    labels = {sandbox: _names(sandbox, tally.pod) for sandbox, tally in count.sandboxes.items()}
+    labels = {sandbox: labels_of(sandbox, tally.pod) for sandbox, tally in count.sandboxes.items()}
     yield _gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
                  {(*labels[sandbox], tally.verdict.value): 1 for sandbox, tally in count.sandboxes.items()},
                  *POD, "verdict")
@@ -275,16 +274,6 @@ def _guest_states(counts: Counter[str]) -> Counter[str]:
     for state, number in counts.items():
         states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number
     return states
-
-
-def pod_labels(sandboxes: Iterable[SandboxId], view: NodeView) -> dict[SandboxId, tuple[str, str, str]]:
-    """The labels of those sandboxes that still exist."""
-    return {sandbox: _names(sandbox, view.sandboxes[sandbox].pod) for sandbox in sandboxes
-            if sandbox in view.sandboxes}
-
-
-def _names(sandbox: SandboxId, pod: Pod | None) -> tuple[str, str, str]:
-    return (sandbox, "", "") if pod is None else (sandbox, label_text(pod.namespace), label_text(pod.name))
 
 
 def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:

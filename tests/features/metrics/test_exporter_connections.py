@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
-from vmpin.daemon import exporter
-from vmpin.daemon.exporter import HttpReply
+from vmpin.features.metrics import exporter
+from vmpin.features.metrics.exporter import HttpReply
 
 BIG = b"x" * (1 << 22)
 

@@ -25,6 +25,7 @@ from vmpin.domain.counters import Counters, Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.feature import WatcherPart
+from vmpin.features.metrics.metrics_settings import metrics
 from vmpin.host import sockets
 from vmpin.host.files import identity
 from vmpin.host.sockets import Acceptor, in_turns
@@ -34,7 +35,7 @@ from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport
-    from vmpin.status.prometheus import NodeCollector
+    from vmpin.features.metrics.prometheus import NodeCollector
 
 logger = logging.getLogger(__name__)
 
@@ -182,9 +183,9 @@ class Exporter:
     async def run(self) -> None:
         """Serve metrics until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
         config = self._watcher.view.config
-        address = config.metrics.address
+        address = metrics(config).address
         assert address is not None
-        await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
+        await asyncio.to_thread(importlib.import_module, "vmpin.features.metrics.prometheus")
         listener = _listen(address, config.watch.status_group)
         own = None if address.path is None else identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watcher.counters.loop_lag, self._timeouts.loop_lag))
@@ -200,7 +201,7 @@ class Exporter:
     async def answer(self, path: str) -> HttpReply:
         match path:
             case "/metrics":
-                from vmpin.status.prometheus import CONTENT_TYPE
+                from vmpin.features.metrics.prometheus import CONTENT_TYPE
 
                 return HttpReply(HTTPStatus.OK, await self.metrics(), CONTENT_TYPE)
             case "/healthz" | "/livez":
@@ -217,7 +218,7 @@ class Exporter:
         async with self._scraping:
             if time.monotonic() - self._written < self._timeouts.scrape_age:
                 return self._page
-            from vmpin.status.prometheus import Headcount, NodeCollector, ScrapeData, text_of
+            from vmpin.features.metrics.prometheus import Headcount, NodeCollector, ScrapeData, text_of
 
             watcher, turn = self._watcher, self._timeouts.scrape_turn
             count = Headcount()
@@ -226,7 +227,7 @@ class Exporter:
             collector.facts = ScrapeData(
                 watcher.view, count, tuple(watcher.source_health()), self._guests(), watcher.restarts,
                 time.time() - time.monotonic() + watcher.resynced, len(asyncio.all_tasks()),
-                watcher.view.config.metrics.per_sandbox, watcher.parts.values())
+                metrics(watcher.view.config).per_sandbox, watcher.parts.values())
             families = list(collector.collect())  # at one moment; only writing is done in turns
             self._page = b"".join(await in_turns(map(text_of, families), turn))
             self._written = time.monotonic()
