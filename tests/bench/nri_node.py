@@ -62,8 +62,8 @@ def container(sandbox: str, identity: str, pid: int, cpu_list: str, messages: Me
         "io.kubernetes.cri.sandbox-name": f"server-{sandbox[-5:]}", "io.kubernetes.cri.sandbox-namespace": "shop",
         "io.kubernetes.cri.sandbox-uid": uid})
     made.linux.resources.cpu.cpus = cpu_list
-    made.linux.cgroups_path = f"kubepods-pod{uid.replace('-', '_')}.slice:cri-containerd:{identity}"
     if messages is _LONG:
+        made.linux.cgroups_path = f"kubepods-pod{uid.replace('-', '_')}.slice:cri-containerd:{identity}"
         made.args.extend(["/server", "--config=/etc/server/config.yaml", "--listen=0.0.0.0:8080"])
         made.env.extend(f"SHOP_SERVICE_{number}_PORT_8080_TCP_ADDR=10.96.{number}.17" for number in range(80))
         for number in range(20):
