@@ -91,11 +91,11 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
 
 
 def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag]) -> list[str]:
-    """The files that the kubelet reads, the strongest last. Files at the usual places are used only if no running
-    kubelet names its own."""
+    """The files that the kubelet reads, the strongest last. Files at the usual places are those of a kubelet that does
+    not run, or of the program that contains it: a kubelet by itself reads only what its command line names."""
     known = None if program is None else with_program(program.name)
     named, directory = last_value(flags, "config"), last_value(flags, "config-dir")
-    usual = () if named and program is not None else DISTRIBUTIONS if known is None else (known,)
+    usual = DISTRIBUTIONS if program is None else () if known is None or named else (known,)
     paths = [named] if named else [path for distribution in usual for path in distribution.configurations
                                    if files.exists(path)]
     directories = [directory] if directory else [path for distribution in usual for path in distribution.dropins]

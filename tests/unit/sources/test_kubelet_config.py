@@ -65,6 +65,17 @@ def test_without_a_process_the_usual_files_are_read(tmp_path: Path) -> None:
     assert (made.text("memoryManagerPolicy"), "hush" in repr(made)) == ("", False)
 
 
+def test_a_running_kubelet_reads_only_what_its_command_line_names(tmp_path: Path) -> None:
+    """A file at a usual place may be left from another installation."""
+    tree = f"""
+        var/lib/kubelet/config.yaml = {CONFIG}cpuManagerPolicy: static
+        etc/k.d/1.conf = {CONFIG}cpuManagerPolicy: none
+    """
+    assert found(tmp_path, tree, Program(9, "kubelet", ["kubelet", "--v=2"])).files == ()
+    made = found(tmp_path, tree, Program(9, "kubelet", ["kubelet", "--config-dir=/etc/k.d"]))
+    assert (made.files, made.text("cpuManagerPolicy")) == (("/etc/k.d/1.conf",), "none")
+
+
 @pytest.mark.parametrize("text", ["a: b: c", "kind: ["])
 def test_a_file_that_is_no_yaml_is_said_to_be_none(tmp_path: Path, text: str) -> None:
     made = found(tmp_path, f"var/lib/kubelet/config.yaml = {text}\n")
@@ -93,7 +104,8 @@ def test_of_the_running_kubelet_what_concerns_zones_is_shown(tmp_path: Path) -> 
         7/stat = 7 (kubelet) S 1 {"0 " * 50}
         1/root/var/lib/kubelet/config.yaml = {CONFIG}topologyManagerPolicy: restricted\\nreservedSystemCPUs: 0-1
     """))
-    (tmp_path / "7/cmdline").write_bytes(b"kubelet\0--topology-manager-scope=pod\0")
+    (tmp_path / "7/cmdline").write_bytes(
+        b"kubelet\0--config=/var/lib/kubelet/config.yaml\0--topology-manager-scope=pod\0")
     assert running_kubelet(proc) == {"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod",
                                      "reservedSystemCPUs": "0-1"}
     (tmp_path / "1/root/var/lib/kubelet/config.yaml").write_text("a: [")
