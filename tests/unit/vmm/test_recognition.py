@@ -328,6 +328,9 @@ VMMS = [
     ("cloud-hypervisor --api-socket /run/vc/vm/api.sock", CLH, None),
     ("/firecracker --id 7f1d0c4be5a2f8c39b6d0e1a4c5f7788 --start-time-us 1", FC, "7f1d0c4be5a2f8c39b6d0e1a4c5f7788"),
     ("/usr/bin/firecracker-v1.7.0-x86_64 --api-sock /run/kata/a1/root/fc.sock", FC, "a1"),
+    (f"/usr/bin/firecracker --api-sock /run/vc/firecracker/{SID[:32]}/root/run/firecracker.socket --config-file "
+     f"/run/vc/firecracker/{SID[:32]}/fcConfig.json", FC, SID[:32]),
+    (f"firecracker-v1.12 --api-sock /run/vc/firecracker-v1.12/{SID[:32]}/root/run/firecracker.socket", FC, SID[:32]),
     ("/usr/bin/firecracker --id ../x --config-file /run/vc/vm/a1/fcConfig.json", FC, "a1"),
     ("/usr/bin/stratovirt -name sandbox -qmp unix:/run/vc/vm/a1/qmp.socket,server,nowait", STRATO, "a1"),
     ("/usr/bin/stratovirt", STRATO, None),
