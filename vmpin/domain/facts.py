@@ -23,7 +23,7 @@ _HARMLESS = frozenset((
     "cgroup_no_v1", "cgroup_memory", "systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller",
     "systemd.cpu_affinity", "tuned.non_isolcpus", "intel_idle.max_cstate", "processor.max_cstate", "intel_pstate",
     "amd_pstate", "idle", "cpuidle.off", "nosoftlockup", "nmi_watchdog", "sched_domains", "workqueue.unbound_cpus",
-    "kvm.nx_huge_pages", "kvm-intel.nested", "kvm-amd.nested", "intel_iommu", "amd_iommu", "iommu", "quiet", "debug",
+    "kvm.nx_huge_pages", "kvm_intel.nested", "kvm_amd.nested", "intel_iommu", "amd_iommu", "iommu", "quiet", "debug",
     "panic", "selinux", "apparmor", "audit", "psi", "schedstats", "delayacct"))
 #: The kinds of daemons that give out CPUs by themselves.
 ALLOCATORS = frozenset(("balloons", "topology-aware", "nri-policy", "koordinator", "crane", "cri-resmgr",
@@ -332,15 +332,18 @@ class NodeFacts:
 
 def kernel_parameters(line: str) -> list[str]:
     """The parameters of a kernel command line, without values that may be secret, and without those of init after
-    `--`. """
+    `--`. Known names are spelled with underscores: the kernel does not tell them from dashes (kernel/params.c)."""
     parameters = []
     for text in _PARAMETER.findall(line):
         if text == "--":
             parameters.append(f"-- {LEFT_OUT}")
             break
-        name, equals, _ = text.partition("=")
+        name, equals, value = text.partition("=")
+        known = name.replace("-", "_")
         if '"' in name:  # it is quoted as a whole
             parameters.append(LEFT_OUT)
+        elif known in _HARMLESS:
+            parameters.append(f"{known}{equals}{value}")
         else:
-            parameters.append(text if not equals or name in _HARMLESS else f"{name}={LEFT_OUT}")
+            parameters.append(f"{name}={LEFT_OUT}" if equals else text)
     return parameters

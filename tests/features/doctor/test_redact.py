@@ -12,7 +12,7 @@ from vmpin.features.doctor.redact import cleaned, command_line
 
 
 def test_kernel_parameters_keep_their_values_only_where_these_are_known_to_be_harmless() -> None:
-    line = "BOOT_IMAGE=/v isolcpus=managed_irq,2-7 nohz_full=2-7 quiet ignition.config.url=http://x/?t=1 a -- b=c"
+    line = "BOOT_IMAGE=/v isolcpus=managed_irq,2-7 nohz-full=2-7 quiet ignition.config.url=http://x/?t=1 a -- b=c"
     assert kernel_parameters(line) == [
         f"BOOT_IMAGE={LEFT_OUT}", "isolcpus=managed_irq,2-7", "nohz_full=2-7", "quiet",
         f"ignition.config.url={LEFT_OUT}", "a", f"-- {LEFT_OUT}"]
