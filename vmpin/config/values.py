@@ -113,44 +113,6 @@ def port(value: object) -> int:
     return number
 
 
-class Address(NamedTuple):
-    """An address to listen on: an IP address and a TCP port, or the path of a unix socket."""
-
-    host: str = ""
-    port: int = 0
-    path: Path | None = None
-
-    def __str__(self) -> str:
-        if self.path is not None:
-            return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def address(value: object) -> Address | None:
-    """None for nowhere."""
-    if value is None or value is False or value in ("", "off"):
-        return None
-    text = str(value)
-    if text.startswith("unix:"):
-        socket = path(text.removeprefix("unix:"))
-        if len(bytes(socket)) > 107:
-            raise ValueError("is longer than the path of a socket can be (107 bytes)")
-        return Address(path=socket)
-    host, _, its_port = text.rpartition(":")
-    number = _whole(its_port, 65535)
-    if number is None:
-        raise ValueError("ends in no port of TCP's, and is no unix:/path")
-    from ipaddress import ip_address  # here, as few commands need it
-
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        if ip_address(bare).version == (4 if bare == host else 6):
-            return Address(bare, number)
-    except ValueError:
-        pass
-    raise ValueError("has no IP address before the port (0.0.0.0 for all of the machine's; [::1] for one of IPv6)")
-
-
 T = TypeVar("T")
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from vmpin.config import loading as settings
-from vmpin.config.values import Address
 from vmpin.errors import ConfigError
-from vmpin.features.metrics.metrics_settings import metrics
+from vmpin.features.metrics.metrics_settings import Address, metrics
 
 
 @pytest.mark.parametrize(("text", "address"), [

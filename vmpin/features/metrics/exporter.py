@@ -20,12 +20,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
-from vmpin.config.values import Address
 from vmpin.domain.counters import Counters, Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.feature import WatcherPart
-from vmpin.features.metrics.metrics_settings import metrics
+from vmpin.features.metrics.metrics_settings import Address, metrics
 from vmpin.host import sockets
 from vmpin.host.files import identity
 from vmpin.host.sockets import Acceptor, in_turns
@@ -253,8 +252,25 @@ async def measure_lag(lag: Histogram, period: float) -> None:
 
 
 def _probe_reply(checks: list[SourceHealth]) -> HttpReply:
-    well, text = health.page(checks)
+    well, text = page(checks)
     return HttpReply(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, text.encode("utf-8", "replace"))
+
+
+def page(checks: Iterable[SourceHealth]) -> tuple[bool, str]:
+    """(True if every needed check is up, a line for each check in the format of Kubernetes: `[+]nri ok`). A check that
+    is down and not needed is shown, and does not count."""
+    lines, well = [], True
+    for check in checks:
+        well = well and (check.up or not check.needed)
+        why = f": {_plain(check.why)}" if check.why else ""
+        result = "ok" if check.up else "failed" if check.needed else "down, not needed"
+        lines.append(f"[{'+' if check.up else '-' if check.needed else '~'}]{check.name} {result}{why}")
+    return well, "\n".join([*lines, "ok" if well else "failed", ""])
+
+
+def _plain(text: str) -> str:
+    """The first 200 characters, without those that control a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text[:200])
 
 
 def _listen(address: Address, group: str) -> socket.socket:
