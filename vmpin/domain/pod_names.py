@@ -11,8 +11,8 @@ from vmpin.domain.terminal import number_of, pod_name, short_id
 
 #: Ids of containerd and CRI-O; and uids of pods, by which CPUs belong to a pod that the kubelet alone reports.
 _ID = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
-#: `NAME (ID)`, as sentences have containers.
-_NAME_AND_ID = re.compile(r"(\S+) \(([0-9a-f]{64})\)")
+#: `NAME (ID)`, as sentences have containers. A name is tried from its beginning alone: the time grows with the text.
+_NAME_AND_ID = re.compile(r"(?<!\S)(\S+) \(([0-9a-f]{64})\)")
 #: The kubelet's cgroup of a pod: podUID, kubepods-burstable-podUID.slice, the uid with _ for - under systemd.
 _POD = re.compile(r"(?:^|[/-])pod([0-9a-f]{8}[-_][0-9a-f-_]{27}|[0-9a-f]{32})(?=[./:]|$)")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vmpin.domain.pod_names import by_sandbox, threads_of
+from vmpin.domain.pod_names import by_sandbox, threads_of, with_names
 
 
 def test_sentences_stand_below_their_sandboxes_titles_and_are_counted() -> None:
@@ -11,3 +11,9 @@ def test_sentences_stand_below_their_sandboxes_titles_and_are_counted() -> None:
     assert by_sandbox(lines, {a: "shop/web", b: "shop/db"}) == [
         "sandbox x:", "  set 3", "shop/db:", "  set 1", "  leave it to shop/web", "shop/web:", "  set 2"]
     assert threads_of([{"sandbox": a}, {"sandbox": b}, {"sandbox": a}]) == "3 threads of 2 sandboxes"
+
+
+def test_names_of_containers_are_found_in_a_long_text_without_blanks() -> None:
+    """If each character began a name, this text would take minutes."""
+    web, long = "c" * 64, "0," * 200_000
+    assert with_names(f"{long} web ({web}) and db ({web})", {web: "web"}) == f"{long} web and db (web)"
