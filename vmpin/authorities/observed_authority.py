@@ -72,7 +72,8 @@ class ObservedAuthority:
         #: When each CPU that is owned, or had an owner recently, was last owned (s).
         self._owned_at: dict[int, float] = {}
         self._shared = EMPTY  #: The CPUs that were shared in the state looked at last.
-        self._input: tuple[DesiredState, CpuSet] | None = None  #: The state looked at last, and the online CPUs.
+        self._state: DesiredState | None = None  #: The state looked at last; None for a full one.
+        self._online_then = EMPTY  #: The online CPUs at that time.
         self._pods: dict[SandboxId, PodCpus] = {}  #: Of the state looked at last.
         self._assignments = Assignments()
 
@@ -80,13 +81,13 @@ class ObservedAuthority:
         """Return the containers' own CPUs; None where the state is full, as containers may then be missing in it.
         :param state: every container of the node."""
         if is_full(state):
-            self._input = None
+            self._state = None
             return None
         now, online = self._clock(), self._online()
-        if self._input is not None and self._input[0] is state and self._input[1] == online and not self._expired(now):
+        if self._state is state and self._online_then == online and not self._expired(now):
             return self._assignments
-        before = self._pods if self._input is not None and self._input[1] == online else {}
-        self._input = state, online
+        before = self._pods if self._state is not None and self._online_then == online else {}
+        self._state, self._online_then = state, online
         self._pods = {name: pod if (pod := before.get(name)) is not None and pod.state is sandbox
                       else pod_cpus(sandbox, online) for name, sandbox in state.sandboxes.items()}
         shared = shared_cpus(self._pods.values())

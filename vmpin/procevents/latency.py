@@ -135,7 +135,7 @@ class LatencyBook:
                 self.confirm(tid)
         if everything:
             self._seen.clear()
-            self._ahead = {tid: record for tid, record in self._ahead.items() if now - record[0] < _LATE}
+            self._ahead = {tid: (at, reported) for tid, (at, reported) in self._ahead.items() if now - at < _LATE}
             self._last_full = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._masks = {sandbox: placement.mask for sandbox, placement in view.placements.items()}
 
@@ -182,12 +182,12 @@ class LatencyBook:
 
     def _count_report(self, counts: NewbornCounts, tid: int, born: int) -> bool:
         """Count the event of a new thread. :returns: False if the thread itself was counted before."""
-        ahead = self._ahead.get(tid)
-        if ahead is None or born > ahead[0]:
+        at, reported = self._ahead.get(tid, (-1, False))
+        if born > at:
             counts.reported += 1
             return True
-        self._ahead[tid] = ahead[0], True
-        counts.reported += not ahead[1]
+        self._ahead[tid] = at, True
+        counts.reported += not reported
         return False
 
     def _count_outside(self, sandbox: SandboxId, seconds: float) -> None:

@@ -111,9 +111,9 @@ class NewbornPlacer:
             self._inspected.clear()
             self._named_vcpus.forget_all_but(view.vms)
             helped = view.helped() if self._early else ()
-            self._early = {pid: early for pid, early in self._early.items()
-                           if pid not in view.followed and early[0].sandbox in helped
-                           and fnmatchcase(early[0].sandbox, view.config.watch.pattern)}
+            self._early = {pid: (placement, main) for pid, (placement, main) in self._early.items()
+                           if pid not in view.followed and placement.sandbox in helped
+                           and fnmatchcase(placement.sandbox, view.config.watch.pattern)}
 
     def place_kernel_threads(self, pids: Iterable[int]) -> set[SandboxId]:
         """Inspect new kernel threads once they have names. :returns: the sandboxes whose VMs changed."""
@@ -148,7 +148,8 @@ class NewbornPlacer:
         if recognized is None:
             if before is not None:  # a followed program has been replaced by another
                 follow_up.relevant = True
-                follow_up.now |= {before[0].sandbox, *self._assign_processes()}
+                vm, _ = before
+                follow_up.now |= {vm.sandbox, *self._assign_processes()}
             return
         main, process, argv = recognized
         is_vmm = isinstance(process, VmmProcess)
@@ -162,9 +163,10 @@ class NewbornPlacer:
         changed = self._assign_processes()
         followed = self._view.followed.get(pid)
         if followed is not None:
-            follow_up.now |= {*changed, followed[0].sandbox}
+            vm, _ = followed
+            follow_up.now |= {*changed, vm.sandbox}
             if is_vmm:
-                follow_up.started.add(followed[0].sandbox)
+                follow_up.started.add(vm.sandbox)
 
     def _is_to_be_placed(self, sandbox: SandboxId, pid: int, vmm: bool) -> bool:
         """Whether a new VMM or virtiofsd is to be placed. False for a sandbox that `watch.only` excludes, and for a
@@ -225,8 +227,9 @@ class NewbornPlacer:
         followed = self._followed.get(event.process)
         if followed is not None:
             follow_up.relevant = True
-            followed[1].mark_outdated()
-            self._place_followed(event, *followed, follow_up)
+            vm, process = followed
+            process.mark_outdated()
+            self._place_followed(event, vm, process, follow_up)
         elif event.process in self._early:  # its VM is not known yet
             follow_up.relevant = True
             placement, main = self._early[event.process]

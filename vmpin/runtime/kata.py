@@ -134,14 +134,13 @@ class KataState:
     def _is_stopped(self, path: str) -> bool:
         try:
             info = os.stat(path, follow_symlinks=False)
-            cached = self._stopped.get(path)
-            if cached is None or cached[0] != stamp(info):
-                state = parse_object(read_regular(path, MAX_BYTES)[0], path, MAX_VALUES)
-                cached = (stamp(info), state.get("State") == "stopped")
-                self._stopped[path] = (lasting_stamp(info), cached[1])
+            unchanged, stopped = self._stopped.get(path, (None, False))
+            if unchanged != stamp(info):
+                stopped = parse_object(read_regular(path, MAX_BYTES)[0], path, MAX_VALUES).get("State") == "stopped"
+                self._stopped[path] = lasting_stamp(info), stopped
         except (OSError, SourceError):
             return False
-        return cached[1]
+        return stopped
 
     def _read(self, path: str, sid: SandboxId, parse: Parse) -> KataSandbox | None:
         try:

@@ -61,10 +61,11 @@ class KataDefaultVcpus:
         if not path:
             return _Vcpus()
         stamps = self._stamps([self._files.real(path), *dropins(self._files, path)])
-        kept = self._known.get(path)
-        if kept is None or kept[0] != stamps:
-            kept = self._known[path] = stamps, self._read(path)
-        return kept[1]
+        unchanged, vcpus = self._known.get(path, (None, _Vcpus()))
+        if unchanged != stamps:
+            vcpus = self._read(path)
+            self._known[path] = stamps, vcpus
+        return vcpus
 
     def _path(self, name: str) -> str:
         """The configuration file for a handler: as named by the container runtime, otherwise Kata's default."""

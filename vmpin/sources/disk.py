@@ -1,10 +1,9 @@
 """The sources that are read completely at every resync: Kata's state, the containers' cgroups, and the bundles and
 processes of containers that hooks reported."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
@@ -27,6 +26,15 @@ from vmpin.vmm.process_table import ROUNDS
 
 #: How long (ns) a sandbox without VM and containers is kept, so that a late message of a hook has no effect.
 FORGET_AFTER_NS = 60 * 10**9
+
+
+class _CgroupReading(NamedTuple):
+    """A container's record, its cgroup and the online CPUs when it was read: with the same ones there is no event."""
+
+    record: ContainerRecord
+    cgroup: CpusetCgroup | None
+    online: CpuSet
+    reported: bool  #: Whether writes to the cgroup were reported then.
 
 
 class DiskSources:
@@ -52,9 +60,8 @@ class DiskSources:
         self._unchecked: dict[SandboxId, SandboxState] = {}
         #: Whether writes to the cpuset of a process's cgroup, and of those above, are reported. Set by the watcher.
         self.reports_writes: Callable[[ThreadId], bool] = lambda init: False
-        #: By container, its record, cgroup and the online CPUs when last read: with the same ones there is no event;
-        #: and whether writes were reported then. Those read since the last comparison, and before.
-        self._cgroups_read: dict[ContainerId, tuple[ContainerRecord, CpusetCgroup | None, CpuSet, bool]] = {}
+        #: The readings since the last comparison, and before.
+        self._cgroups_read: dict[ContainerId, _CgroupReading] = {}
         self._cgroups_before = self._cgroups_read
         self._comparisons = 0
         self._read_before = self._read_last = 0
@@ -72,8 +79,8 @@ class DiskSources:
         compared, self._compared = self._compared, {}
         for kata in self.sandboxes.values():
             sandbox = state.sandboxes.get(kata.id)
-            before = compared.get(kata.id)
-            if before is None or before[0] is not kata or before[1] is not sandbox:
+            kata_before, sandbox_before = compared.get(kata.id, (None, None))
+            if kata_before is not kata or sandbox_before is not sandbox:
                 events += _kata_events(kata, sandbox, self._written_at(kata), now)
             self._compared[kata.id] = (kata, sandbox)
         for gone in self._written.keys() - self.sandboxes.keys():
@@ -158,13 +165,14 @@ class DiskSources:
         since then was reported. False where the end of the container is not reported otherwise, and in one of ROUNDS
         comparisons: its process is then read, too."""
         before, turn = self._cgroups_before.get(record.container.id), self._comparisons % ROUNDS == init.tid % ROUNDS
-        if (before is None or before[0] is not record or before[1] is None or record.container.cpuset is None or turn
-                or not (self.nri and record.reported_by(Source.NRI)) or before[2] != self.online):
+        if (before is None or before.record is not record or before.cgroup is None or record.container.cpuset is None
+                or turn or not (self.nri and record.reported_by(Source.NRI)) or before.online != self.online):
             return False
         reported = self.reports_writes(init)
-        if not (reported and before[3]) and self.cgroups.reread(before[1]) != before[1]:
+        if not (reported and before.reported) and self.cgroups.reread(before.cgroup) != before.cgroup:
             return False
-        self._cgroups_read[record.container.id] = (*before[:3], reported)
+        self._cgroups_read[record.container.id] = (
+            before if before.reported is reported else before._replace(reported=reported))
         return True
 
     def cgroup(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
@@ -172,8 +180,8 @@ class DiskSources:
         reported, cgroup, container = self.reports_writes(init), self.cgroups.cpuset_of(init.tid), record.container
         before = self._cgroups_read.get(container.id) or self._cgroups_before.get(container.id)
         readable = cgroup is not None and cgroup.configured is not None  # else it is read again at each comparison
-        self._cgroups_read[container.id] = read = record, cgroup, self.online, reported and readable
-        if (before is not None and before[0] is record and before[:3] == read[:3]
+        self._cgroups_read[container.id] = _CgroupReading(record, cgroup, self.online, reported and readable)
+        if (before is not None and before.record is record and (before.cgroup, before.online) == (cgroup, self.online)
                 and container.cpuset is not None):
             return
         if cgroup is None or not cgroup.configured or self.cgroups.is_top(cgroup.path):

@@ -32,7 +32,8 @@ def owner_of(pid: int, proc: Procfs, sandbox: SandboxId, named: int | None = Non
     identity = ThreadId(pid, stat.starttime)
     if recognized is None or isinstance(recognized, Impostor):
         return PidOwner(init=identity)
-    return PidOwner(vmm=identity) if isinstance(recognized[1], VmmProcess) else PidOwner()
+    _, process, _ = recognized
+    return PidOwner(vmm=identity) if isinstance(process, VmmProcess) else PidOwner()
 
 
 def has_ended(pid: int, proc: Procfs, named: int | None) -> bool:

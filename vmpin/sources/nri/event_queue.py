@@ -37,6 +37,13 @@ class NriBatch(NamedTuple):
     lost: bool = False
 
 
+class _Waiting(NamedTuple):
+    put: float
+    size: int
+    can_wait: bool
+    event: NriEvent | UndecodedCall
+
+
 class NriQueue:
     """First in, first out; one thread puts, and then announces, another takes.
     :param arrived: called by `announce`, in its thread; it must not block."""
@@ -47,8 +54,7 @@ class NriQueue:
         self._due: float | None = None  #: When `arrived` is to be called (time.perf_counter); None: nothing waits.
         self._max_waiting, self._max_bytes = max_waiting, max_bytes
         self._lock = threading.Lock()
-        #: When each event was put, its size, whether it can wait, and the event.
-        self._events: deque[tuple[float, int, bool, NriEvent | UndecodedCall]] = deque()
+        self._events: deque[_Waiting] = deque()
         self._size = 0
         self._closed = False
 
@@ -66,10 +72,10 @@ class NriQueue:
             fits = isinstance(event, Disconnected) or (
                 len(self._events) < self._max_waiting and self._size + size <= self._max_bytes)
             if fits:
-                self._events.append((now, size, waits, event))
+                self._events.append(_Waiting(now, size, waits, event))
                 self._size += size
             else:
-                self._events = deque(item for item in self._events if isinstance(item[3], Disconnected))
+                self._events = deque(item for item in self._events if isinstance(item.event, Disconnected))
                 self._size = 0
         return fits
 
@@ -89,9 +95,9 @@ class NriQueue:
         """Remove and return the events that were put at `until` or before, those of calls decoded."""
         taken = []
         with self._lock:
-            while self._events and self._events[0][0] <= until:
+            while self._events and self._events[0].put <= until:
                 taken.append(self._events.popleft())
-                self._size -= taken[-1][1]
+                self._size -= taken[-1].size
             if not self._events:
                 self._due = None
         events, times, waited, lost = [], [], True, False
@@ -111,7 +117,7 @@ class NriQueue:
         """The sandboxes of the events that have not been taken, without those that can wait: these move no CPUs. Of a
         list, all its sandboxes."""
         with self._lock:
-            return {sandbox for _, _, waits, event in self._events if not waits for sandbox in _sandboxes(event)}
+            return {sandbox for item in self._events if not item.can_wait for sandbox in _sandboxes(item.event)}
 
     def close(self) -> None:
         """Drop all events, and every later one."""
