@@ -36,10 +36,10 @@ def _by_lists(first: Ruling, second: Ruling, sandboxes: Collection[SandboxState]
         if contested:
             others = [_OwningPod(other, sandboxes) for other, cpus in first.assignments.exclusive.items()
                       if not cpus.isdisjoint(contested)]
-            theirs = "to " + " and ".join(other.text for other in others) if others else "to all as shared CPUs"
+            to_others = "to " + " and ".join(other.text for other in others) if others else "to all as shared CPUs"
             yield AuthorityRival((first.authority, second.authority), contested,
                         tuple(dict.fromkeys((names.sandbox, *(other.sandbox for other in others)))),
-                        f"CPUs {contested} are given to {names.text} by {second.authority}, and {theirs} by "
+                        f"CPUs {contested} are given to {names.text} by {second.authority}, and {to_others} by "
                         f"{first.authority}, which counts")
 
 
@@ -84,10 +84,10 @@ class _Cpusets:
                                                              f"{container.cpuset}")
             for other, user in self._containers if not own.isdisjoint(self._shared) else ():
                 listed = ruling.assignments.cpus_of(uid_of(other.pod), user)  # a claim may be several pods'
-                both = (own & (user.cpuset or EMPTY)) - (listed or EMPTY)
-                if both and uid_of(other.pod) != uid_of(pod.pod):
-                    yield AuthorityRival(by, both, (pod.id, other.id),
-                                         f"CPUs {both} {to} lets {_name(other, user)} use them")
+                used = (own & (user.cpuset or EMPTY)) - (listed or EMPTY)
+                if used and uid_of(other.pod) != uid_of(pod.pod):
+                    yield AuthorityRival(by, used, (pod.id, other.id),
+                                         f"CPUs {used} {to} lets {_name(other, user)} use them")
 
     def with_pool(self) -> Iterator[AuthorityRival]:
         """CPUs of an authority's shared pool that a container without CPUs of its own has to itself, beside other

@@ -186,13 +186,13 @@ def print_restored(args: argparse.Namespace, outcome: Document,
 
 def _counted(operations: Sequence[Document]) -> str:
     """The numbers of threads by what became of their masks, as text; "" without any."""
-    counts = Counter(map(_became, operations))
+    counts = Counter(map(_result, operations))
     order = [_RESTORED, _ORIGINAL, *sorted(text for text in counts if text.startswith(_LEFT)), _FREED, _FREE, _REFUSED,
              _ENDED]
     return "; ".join(f"{number_of(counts[text], 'thread')} {text}" for text in order if counts[text])
 
 
-def _became(operation: Document) -> str:
+def _result(operation: Document) -> str:
     """Describe the result for one thread."""
     unknown, same = operation.get("original") == "unknown", operation["got"] == operation["was"]
     if operation["outcome"] in ("refused", "gone"):

@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
         logger.warning("configuration: %s", warning)
     # A signal during the first pass ends the watcher in order after it (watch.on_exit).
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-    made = not config.paths.run.exists()
+    is_new = not config.paths.run.exists()
     with Lock(config.paths.lock_file) as lock:
-        if made:
+        if is_new:
             # whatever the umask; the modes of the sockets restrict their use
             os.chmod(config.paths.run, 0o755)
         reconciler, spool = Reconciler(config, used=lock.used), Spool(config.paths.spool)

@@ -29,7 +29,7 @@ def names_of(document: Mapping[str, Any]) -> dict[str, str]:
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
     """The text with each id of a runtime replaced by the name, or by the id's first digits if the name is unknown."""
-    text = _NAME_AND_ID.sub(lambda both: both[1] if names.get(both[2]) == both[1] else both[0], text)
+    text = _NAME_AND_ID.sub(lambda match: match[1] if names.get(match[2]) == match[1] else match[0], text)
     return _ID.sub(lambda id: names.get(id[0], short_id(id[0])), text)
 
 

@@ -18,4 +18,4 @@ def installed_version(path: Sequence[str] = sys.path) -> str | None:
             return directory.name.removeprefix(_NAME).removesuffix(_END)
     from importlib import metadata
 
-    return next((found.version for found in metadata.distributions(name="vmpin", path=list(path))), None)
+    return next((distribution.version for distribution in metadata.distributions(name="vmpin", path=list(path))), None)

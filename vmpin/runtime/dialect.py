@@ -55,9 +55,9 @@ def other(dialect: Dialect) -> Dialect:
 
 def foreign(annotations: Mapping[str, str], dialect: Dialect) -> Iterator[str]:
     """Yield the keys of the other family whose values contradict those of `dialect`."""
-    for own, theirs in zip(dialect[1:], other(dialect)[1:], strict=True):
-        if annotations.get(theirs) not in (None, annotations.get(own)):
-            yield theirs
+    for own_key, other_key in zip(dialect[1:], other(dialect)[1:], strict=True):
+        if annotations.get(other_key) not in (None, annotations.get(own_key)):
+            yield other_key
 
 
 def pod_of(annotations: Mapping[str, str], dialect: Dialect) -> Pod | None:

@@ -115,12 +115,12 @@ def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, 
     precedence, because only the runtime writes them. :raises SourceError: annotations contradict them or each
     other."""
     kind, named = annotations.get(dialect.kind), annotations.get(dialect.sandbox)
-    theirs = annotations.get(other(dialect).sandbox)
+    other_sandbox = annotations.get(other(dialect).sandbox)
     if named is not None and not valid_id(named):
         raise SourceError(where, f"sandbox id {named[:80]!r} of {state_id} is no valid id")
-    if named is not None and theirs not in (None, named):
+    if named is not None and other_sandbox not in (None, named):
         raise SourceError(where, f"the annotations of {state_id} name two sandboxes: {dialect.sandbox} {named}, and "
-                                 f"{other(dialect).sandbox} {plain(str(theirs), 80)}")
+                                 f"{other(dialect).sandbox} {plain(str(other_sandbox), 80)}")
     # Kata's Go runtime passes the sandbox's id in place of the container's at poststart and poststop.
     replaced = bundle_id(bundle) != state_id if dialect is CRIO else kind == "container" and named == state_id
     container = bundle_id(bundle) if replaced else state_id

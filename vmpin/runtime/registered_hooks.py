@@ -25,19 +25,19 @@ def hooks(files: Files, engines: Sequence[Engine]) -> tuple[Hook, ...]:
     for engine in engines:
         for place in engine.hooks_dirs:
             places.setdefault(files.real(place), (place, []))[1].append(engine.name)
-    found: list[Hook] = []
+    registered: list[Hook] = []
     for place, readers in places.values():
         for name in files.names(place):
             if name.endswith(".json"):
-                found += _in_file(files, f"{place}/{name}", tuple(dict.fromkeys(readers)))
+                registered += _in_file(files, f"{place}/{name}", tuple(dict.fromkeys(readers)))
     specs: dict[str, list[str]] = {}
     for engine in engines:
         for handler in engine.handlers:
             if handler.base_spec:
                 specs.setdefault(handler.base_spec, []).append(f"{engine.name} handler {handler.name}")
     for path, names in specs.items():
-        found += _in_spec(files, path, tuple(names))
-    return tuple(found)
+        registered += _in_spec(files, path, tuple(names))
+    return tuple(registered)
 
 
 def _in_file(files: Files, path: str, readers: tuple[str, ...]) -> Iterator[Hook]:

@@ -123,8 +123,8 @@ def _shared_with(container: Container, others: Iterable[Container]) -> list[str]
     """The other containers of the pod that have some of its exclusive CPUs."""
     owners = {member.id: member.own_cpus for member in (container, *others)
               if is_counted(member) and is_exclusive(member)}
-    mine = owners.pop(container.id, EMPTY)
-    return [owner for owner, cpus in owners.items() if not cpus.isdisjoint(mine)]
+    own_cpus = owners.pop(container.id, EMPTY)
+    return [owner for owner, cpus in owners.items() if not cpus.isdisjoint(own_cpus)]
 
 
 def _text(cpus: CpuSet | None) -> str | None:

@@ -38,7 +38,7 @@ class NriBatch(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    put: float
+    at: float  #: time.perf_counter
     size: int
     can_wait: bool
     event: NriEvent | UndecodedCall
@@ -95,7 +95,7 @@ class NriQueue:
         """Remove and return the events that were put at `until` or before, those of calls decoded."""
         taken = []
         with self._lock:
-            while self._events and self._events[0].put <= until:
+            while self._events and self._events[0].at <= until:
                 taken.append(self._events.popleft())
                 self._size -= taken[-1].size
             if not self._events:
