@@ -44,16 +44,15 @@ def _dropins(files: Files, unit: str) -> list[str]:
 
 def _words(files: Files, unit: str) -> list[str]:
     """The words of a unit's last ExecStart=. :raises ValueError: for quotes that do not end."""
-    command, variables = "", dict[str, str]()
+    command, variables, of_files = "", dict[str, str](), dict[str, str]()
     for key, value in _SETTING.findall(_joined(unit)):
         if key == "ExecStart":
             command = value.strip() or command
         elif key == "Environment":
             variables |= dict(word.partition("=")[::2] for word in shlex.split(value))
         else:
-            text = _joined(files.text(value.strip().removeprefix("-")) or "")
-            variables |= dict(word.partition("=")[::2] for line in text.split("\n") if line.strip()[:1] not in "#;"
-                              for word in shlex.split(line)[:1])
+            of_files |= _variables(_joined(files.text(value.strip().removeprefix("-")) or ""))
+    variables |= of_files  # whatever their order
     words: list[str] = []
     for word in shlex.split(command):
         if word[:1] == "$" and word[1:].isidentifier():
@@ -61,6 +60,18 @@ def _words(files: Files, unit: str) -> list[str]:
         else:
             words.append(_VARIABLE.sub(lambda match: variables.get(match[1], ""), word))
     return words
+
+
+def _variables(text: str) -> dict[str, str]:
+    """The variables in a file of EnvironmentFile=: a value without quotes reaches to the end of its line.
+    :raises ValueError: for quotes that do not end."""
+    variables = {}
+    for line in text.split("\n"):
+        name, equals, value = line.strip().partition("=")
+        if equals and name[:1] not in ("#", ";"):
+            value = value.strip()
+            variables[name.strip()] = "".join(shlex.split(value)) if value[:1] in ("'", '"') else value
+    return variables
 
 
 def _joined(text: str) -> str:

@@ -278,6 +278,17 @@ def test_without_a_process_the_kubelets_unit_is_read(tmp_path: Path) -> None:
     assert (made.pid, made.directory, made.text("cpuManagerPolicy")) == (None, "/data/kubelet", "static")
 
 
+@pytest.mark.parametrize(("line", "value"), [
+    ("X=--a=1 --b=2", "1"), ('X="--a=1 --b=2"', "1"), ("X = '--a=1' ", "1"), ("; X=--a=3", "0"), ("# X=--a=3", "0"),
+    ("X=", ""), ("X=--b=2 --a='1'", "1"), ("Y=--a=3", "0")])
+def test_a_file_of_the_environment_is_read_as_systemd_reads_it(tmp_path: Path, line: str, value: str) -> None:
+    """A value without quotes has all words of its line, and precedes that of Environment=."""
+    unit(tmp_path, "etc/default/kubelet", f"{line}\n")
+    unit(tmp_path, "etc/systemd/system/kubelet.service",
+         "EnvironmentFile=-/etc/default/kubelet\nEnvironment=X=--a=0\nExecStart=/usr/bin/kubelet $X\n")
+    assert {name: text for name, text, _ in flags(tmp_path, "etc/\n", None)}.get("a", "") == value
+
+
 def test_drop_ins_of_a_unit_may_be_in_any_of_systemds_directories(tmp_path: Path) -> None:
     """As `systemctl edit` writes them; their names alone order them, and one in /etc replaces its namesake."""
     for place, name, value in (("usr/lib", "20-b", "x"), ("usr/lib", "30-c", "2"), ("etc", "20-b", "1"),
