@@ -189,6 +189,10 @@ class NodeState:
     def nri_listed(self) -> bool:
         return self.sources.nri
 
+    @property
+    def list_awaited(self) -> bool:
+        return self.first_list.awaited
+
     def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
         return self.placement_cache.at_exec(sandbox, self.state)
 

@@ -115,6 +115,10 @@ class NodeView(Protocol):
         """Whether the runtime has listed its containers over NRI, and the connection is up."""
 
     @property
+    def list_awaited(self) -> bool:
+        """Whether the runtime's first list over NRI is awaited still: what only NRI reports is not known yet."""
+
+    @property
     def disagreements(self) -> Mapping[tuple[SandboxId, ContainerId], str]:
         """Containers on whose CPUs the sources have disagreed for longer than a resync, with what they report."""
 

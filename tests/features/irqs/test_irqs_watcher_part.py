@@ -178,11 +178,14 @@ async def test_nothing_is_moved_until_the_claims_of_pods_may_be_known(
     node: NodeIrqs = away.tasks["irqs"].__self__
     monkeypatch.setattr(irqs_watcher_part, "owners_of", lambda view, annotations: owners())
     machine.tree.set(150, "0-7")
+    cast(Any, node._view).list_awaited = True
+    away.after_resync()  # as at once for messages of hooks
     await node._read()
     assert (machine.tree.masks()[142], machine.tree.masks()[150]) == ("2-3", "0-7")
     if until == "listed":
         away.after_events([Synced((), (), 0)])
     else:
+        cast(Any, node._view).list_awaited = False  # not any more, or none connects
         away.after_resync()
     assert node._changed.is_set()
     await node._read()

@@ -54,6 +54,7 @@ class Vm:
         self.view: Any = SimpleNamespace(
             config=self.config, proc=Procfs(root), placements={}, unmanaged={}, refusals=lambda sandbox: [],
             sandboxes={SHOP: SandboxState(SHOP)}, unknown_originals=0,
+            list_awaited=False,
             vms={SHOP: SimpleNamespace(vmm=SimpleNamespace(id=thread.main, threads={thread.tid: vcpu}))})
         self.place()
         self.part: Any = self.scheduling().part()
@@ -298,7 +299,9 @@ def test_a_restart_keeps_chosen_classes_until_the_runtime_lists_pods(tmp_path: P
     vm.part.after_events([run_pod("fifo:2", "telecom")])
     vm.part.after_pass()
     again = Vm(tmp_path, thread, privileged_namespaces="telecom")
+    again.view.list_awaited = True
     again.part.begin()
+    again.resync()  # as at once for messages of hooks
     assert thread.shown == rt("fifo:2")
     event = run_pod("fifo:2", "telecom")
     assert isinstance(event, PodEvent)

@@ -172,7 +172,7 @@ class NodeIrqs:
                            status=self.data, members=self._members, planned=self._planned,
                            metrics=lambda view, per_sandbox: irq_families(self.reading.counts),
                            after_events=self._take_annotations if self._keys else None,
-                           after_resync=self._end_waiting if self._keys else None)
+                           after_resync=self._after_resync if self._keys else None)
 
     def _take_annotations(self, events: Sequence[NriEvent]) -> None:
         """Keep the annotations of pods that concern interrupts, in the order in which the pods came."""
@@ -181,16 +181,18 @@ class NodeIrqs:
                 case Synced():
                     listed = {pod.id: kept for pod in event.pods if (kept := self._kept(pod.annotations))}
                     self._annotations = {pod: listed[pod] for pod in (*self._annotations, *listed) if pod in listed}
-                    self._end_waiting()
+                    self._follow_list(awaited=False)
                 case PodEvent(verb=Verb.RUN_POD):
                     if kept := self._kept(event.pod.annotations):
                         self._annotations[event.pod.id] = kept
                 case PodEvent(verb=Verb.REMOVE_POD):
                     self._annotations.pop(event.pod.id, None)
 
-    def _end_waiting(self) -> None:
-        """Move from now on: after a resync a runtime that lists its pods has done so."""
-        if self._unlisted:
+    def _after_resync(self) -> None:
+        self._follow_list(self._view.list_awaited)
+
+    def _follow_list(self, awaited: bool) -> None:
+        if self._unlisted and not awaited:
             self._unlisted = False
             self._changed.set()
 

@@ -159,7 +159,7 @@ class NodeScheduling:
         self._settle(everything=False)
 
     def _after_resync(self) -> None:
-        self._unlisted = False  # a runtime that lists its pods has done so by now
+        self._unlisted = self._unlisted and self._view.list_awaited
         self._read_limit()
         self._settle(everything=True)
 
