@@ -241,6 +241,18 @@ async def test_a_cancelled_task_moves_nothing_any_more(tmp_path: Path, monkeypat
     assert machine.tree.masks() == masks | {142: "0-7"}
 
 
+async def test_the_rules_for_other_programs_are_those_of_the_configuration_in_force(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, away = Machine(tmp_path), part(tmp_path, "away")
+    node: NodeIrqs = away.tasks["irqs"].__self__
+    monkeypatch.setattr(irqs_watcher_part, "owners_of", lambda *_: owners())
+    cast(Any, node._view).config = load(None, {}, {"drift.on_contention": "persist"})
+    for _ in range(6):
+        machine.tree.set(142, "2")
+        await node._read()
+        assert machine.tree.masks()[142] == "0-1,4-5,7"
+
+
 def test_rests_end_when_an_operator_asks(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     away = part(tmp_path, "away")

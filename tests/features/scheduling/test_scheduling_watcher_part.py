@@ -138,6 +138,17 @@ def test_without_a_limit_of_real_time_threads_classes_are_given_back_and_set_aga
     assert thread.shown == rt("fifo:1")
 
 
+def test_the_rules_for_other_programs_are_those_of_the_configuration_in_force(
+        tmp_path: Path, thread: OwnThread) -> None:
+    vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
+    vm.part.begin()
+    vm.view.config = load(None, {}, {"drift.on_contention": "persist"})
+    for _ in range(6):
+        thread.chrt(os.SCHED_OTHER)
+        vm.resync()
+        assert thread.shown == rt("fifo:1")
+
+
 def test_masks_that_are_not_as_placed_and_collisions_keep_the_class_away(tmp_path: Path, thread: OwnThread) -> None:
     vm = Vm(tmp_path, thread, vcpu_class="fifo:1")
     vm.part.begin()

@@ -77,7 +77,7 @@ class IrqMover:
                  sockets: Callable[[], Sequence[str]] = irqbalance.irqbalance_sockets) -> None:
         self._files, self._file, self._clock, self._sockets = files, originals_file, clock, sockets
         self._originals: IrqOriginals | None = None
-        self._contention: Contention[Key] = Contention(rules)
+        self.contention: Contention[Key] = Contention(rules)
         #: The masks that were set; whether a mask cannot be, and the NUMA nodes, of the interrupts of the last pass.
         self._set: dict[Key, CpuSet] = {}
         self._fixed: dict[Key, bool] = {}
@@ -88,7 +88,7 @@ class IrqMover:
 
     def retry_now(self) -> None:
         """End all rests, and try again what the kernel has refused for good."""
-        self._contention.retry_now()
+        self.contention.retry_now()
         self._fixed.clear()
 
     def move(self, rows: Iterable[IrqRow], room: IrqRoom, claimed: ClaimsByIrq = MappingProxyType({})) -> Moved:
@@ -113,7 +113,7 @@ class IrqMover:
             self._originals = originals
         _tell_irqbalances(banned, originals.banned, room.exclusive)
         now, masks = self._clock(), {irq.number: irq.mask for irq in movable}
-        self._contention.keep_only({(irq.number, irq.name) for irq in irqs}, now)
+        self.contention.keep_only({(irq.number, irq.name) for irq in irqs}, now)
         due, kept = [], [KeptIrq(irq, irq.mask & room.exclusive, STUCK) for irq in decided.stuck]
         for write in decided.writes:
             if why := self._carried_out(write, decided.originals[write.irq.number].mask, now):
@@ -152,7 +152,7 @@ class IrqMover:
         """Set a mask. :returns: why it is not set, "" if it is."""
         irq, cpus = write
         key = irq.number, irq.name
-        turn = self._contention.turn(key, cpus, self._set.get(key) == cpus, now)
+        turn = self.contention.turn(key, cpus, self._set.get(key) == cpus, now)
         if turn.begins:
             logger.error("contention %s: another program sets it again and again", write.describe())
         if turn.rests:
@@ -164,7 +164,7 @@ class IrqMover:
         self._set[key] = cpus
         self._failures.pop(key, None)
         if turn.repairs:
-            self._contention.add_repairs([key], now)
+            self.contention.add_repairs([key], now)
         logger.info("%s%s", write.describe(), ": another program had changed it" * turn.repairs)
         return ""
 

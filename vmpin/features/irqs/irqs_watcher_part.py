@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.contention import ContentionRules
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.feature import WatcherPart
@@ -103,6 +104,11 @@ class IrqReader:
     def retry_now(self) -> None:
         """Let nothing rest in the next reading."""
         self._retry = True
+
+    def use_rules(self, rules: ContentionRules) -> None:
+        """Leave interrupts to other programs by these rules, from the next reading on."""
+        if self._mover is not None:
+            self._mover.contention.rules = rules
 
     def read(self, owners: Owners, moves: bool = True) -> Reading:
         """Make a reading. :param moves: False: nothing is moved in it.
@@ -223,6 +229,7 @@ class NodeIrqs:
     async def _read(self) -> float:
         """Make a reading. :returns: the CPU seconds that it took."""
         owners, moves = owners_of(self._view, self._annotations), not self._unlisted
+        self._reader.use_rules(self._view.config.contention_rules)
 
         def read() -> tuple[Reading, float]:
             began = time.thread_time()

@@ -49,7 +49,7 @@ class ClassSetter:
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._proc, self._file, self._clock = proc, file, clock
         self._records: Records | None = None
-        self._contention: Contention[tuple[ThreadId, SchedClass]] = Contention(rules)
+        self.contention: Contention[tuple[ThreadId, SchedClass]] = Contention(rules)
         #: The classes that this process has set.
         self._set: dict[ThreadId, SchedClass] = {}
         self._reported: set[str] = set()  #: Reasons of the kernel's that are in the log.
@@ -76,7 +76,7 @@ class ClassSetter:
 
     def retry_now(self) -> None:
         """End all rests: classes that were left to another program are set again."""
-        self._contention.retry_now()
+        self.contention.retry_now()
 
     def settle(self, wanted: Mapping[ThreadId, LoneVcpu], looked: Iterable[ThreadId],
                keeps: Keeps = lambda *_: False) -> None:
@@ -87,7 +87,7 @@ class ClassSetter:
         looked = set(looked)
         self.why = {thread: why for thread, why in self.why.items() if thread in wanted and thread not in looked}
         self._set = {thread: choice for thread, choice in self._set.items() if thread in wanted}
-        self._contention.keep_only({*self._set.items()}, self._clock())
+        self.contention.keep_only({*self._set.items()}, self._clock())
         self.waiting &= self.why.keys()
         now = self._classes([*self._unwanted(wanted, keeps), *looked])
         may_have = {thread: wanted[thread] for thread in looked & now.keys()
@@ -175,7 +175,7 @@ class ClassSetter:
         """Set a class, unless the thread is left to another program. :returns: None where it is not set, else whether
         that was a repair."""
         key, now = (change.thread, change.wanted), self._clock()
-        turn = self._contention.turn(key, CpuSet((cpu,)), self._set.get(change.thread) == change.wanted, now)
+        turn = self.contention.turn(key, CpuSet((cpu,)), self._set.get(change.thread) == change.wanted, now)
         if turn.begins:
             logger.error("contention: %s: another program sets it again and again sandbox=%s", change.describe(),
                          change.sandbox)
@@ -186,7 +186,7 @@ class ClassSetter:
             return None
         self._set[change.thread] = change.wanted
         if turn.repairs:
-            self._contention.add_repairs([key], now)
+            self.contention.add_repairs([key], now)
         return turn.repairs
 
     def _give_back(self, backs: Iterable[SetClass], records: dict[ThreadId, ClassRecord]) -> None:

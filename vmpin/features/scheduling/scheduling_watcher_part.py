@@ -169,6 +169,7 @@ class NodeScheduling:
         changed = self._decide(everything) | self._open
         if not changed and not everything:
             return
+        self._setter.contention.rules = self._view.config.contention_rules
         wanted, failure = self._wanted(), ""
         looked = [thread for thread, lone in wanted.items() if everything or lone.sandbox in changed]
         try:
