@@ -95,6 +95,13 @@ def test_ipv6_counts_where_ipv4_has_no_default_route(tmp_path: Path) -> None:
     assert routes(tmp_path, ROUTES.splitlines()[0] + "\n", f"{row}     eno2\n{lost}") == ("eno2",)
 
 
+@pytest.mark.parametrize("name", ["e\x1c0", "e\u20280", "e\u20030", "e\x1f00000000"])
+def test_the_name_of_an_interface_separates_no_words_and_no_lines(tmp_path: Path, name: str) -> None:
+    header = ROUTES.splitlines()[0]
+    row = f"{name}\t00000000\t0100000A\t0003\t0\t0\t5\t00000000\t0\t0\t0\n"
+    assert routes(tmp_path, f"{header}\n{row}") == (name,)
+
+
 def test_no_table_is_no_route(tmp_path: Path) -> None:
     assert default_routes(Procfs(tmp_path)) == ()
     assert routes(tmp_path, "") == ()

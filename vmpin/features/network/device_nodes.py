@@ -73,20 +73,22 @@ def default_routes(proc: Procfs, pid: int = 1) -> tuple[str, ...]:
     """The interfaces of the default route with the lowest metric in a process's network namespace: IPv4's, or IPv6's
     where that has none. Its first lines show it: tables are in the order of their keys (net/ipv4/fib_trie.c)."""
     rows = [line.split() for line in _first_lines(f"{proc.root}/{pid}/net/route")[1:]]
-    routes = [(int(row[6]), row[0]) for row in rows if len(row) >= 8 and row[1] == row[7] == "00000000"
+    routes = [(int(row[6]), row[0]) for row in rows if len(row) >= 8 and row[1] == row[7] == b"00000000"
               and row[6].isdigit() and int(row[3], 16) & _ROUTE_UP]
     if not routes:
         rows = [line.split() for line in _first_lines(f"{proc.root}/{pid}/net/ipv6_route")]
-        routes = [(int(row[5], 16), row[9]) for row in rows if len(row) >= 10 and row[:2] == ["0" * 32, "00"]
-                  and row[9] != "lo" and int(row[8], 16) & _ROUTE_UP]
+        routes = [(int(row[5], 16), row[9]) for row in rows if len(row) >= 10 and row[:2] == [b"0" * 32, b"00"]
+                  and row[9] != b"lo" and int(row[8], 16) & _ROUTE_UP]
     lowest = min((metric for metric, _ in routes), default=0)
-    return tuple(dict.fromkeys(name for metric, name in routes if metric == lowest))
+    return tuple(dict.fromkeys(name.decode("utf-8", "backslashreplace") for metric, name in routes
+                               if metric == lowest))
 
 
-def _first_lines(path: str) -> list[str]:
+def _first_lines(path: str) -> list[bytes]:
+    """Read them as bytes: an interface's name may have characters that separate words and lines of a text, but none
+    that separate those of bytes (net/core/dev.c: dev_valid_name)."""
     try:
-        raw = read_file(path, _FIRST_ROUTES)
+        raw = read_file(path, _FIRST_ROUTES) or b""
     except OSError:
         return []
-    text = (raw or b"").decode("utf-8", "backslashreplace")
-    return text.splitlines() if len(raw or b"") < _FIRST_ROUTES else text.splitlines()[:-1]
+    return raw.split(b"\n")[:-1]
