@@ -32,7 +32,7 @@ _SCRIPT_BYTES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 #: The keys that are read, by section; those of a hypervisor are in `[hypervisor.NAME]`.
 RUNTIME = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt")
-HYPERVISOR = ("default_vcpus", "overhead_vcpus", "default_maxvcpus", "enable_numa", "enable_iothreads",
+HYPERVISOR = ("path", "default_vcpus", "overhead_vcpus", "default_maxvcpus", "enable_numa", "enable_iothreads",
               "indep_iothreads", "confidential_guest", "rootless", "guest_hook_path", "enable_debug")
 FACTORY = ("enable_template", "vm_cache_number")
 

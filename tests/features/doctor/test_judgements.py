@@ -43,6 +43,14 @@ from vmpin.domain.finding import Level
 from vmpin.features.doctor.service_checks import WAITING
 
 
+def partitioned(*vmms: str) -> NodeFacts:
+    """A node without VMs, with tuned's cpu-partitioning, and a Kata configuration for each of these VMMs."""
+    scheduler = {"isolated_cores": FoundSetting("2-3", "/t"), "ps_blacklist": FoundSetting(".*qemu-kvm.*", "/t")}
+    return facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("cpu-partitioning", scheduler=scheduler),
+                 kata=tuple(kata(hypervisor__qemu__path=path) for path in vmms))
+
+
+
 @pytest.mark.parametrize(("check", "found", "level", "says"), [
     # the machine
     ("privileges", facts(rights=rights("CAP_SYS_NICE")), "bad", "cannot set masks"),
@@ -181,6 +189,9 @@ from vmpin.features.doctor.service_checks import WAITING
     ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("balanced")), "ok", "no masks"),
     ("tuned", facts(tuned=Tuned("cpu-partitioning", scheduler={"isolated_cores": FoundSetting("2-3", "/t")})), "ok",
      "does not run"),
+    ("tuned", partitioned(), "bad", "also sets the masks"),
+    ("tuned", partitioned("/usr/libexec/qemu-kvm"), "ok", "not those of VMMs"),
+    ("tuned", partitioned("/usr/libexec/qemu-kvm", "/opt/kata/bin/cloud-hypervisor"), "bad", "also sets the masks"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),)), "ok", "balloons"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),),
                       settings={"node.shared_pool": "0"}), "warn", "balloons"),

@@ -29,7 +29,8 @@ def values(config: KataConfig) -> dict[str, tuple[object, str]]:
 
 
 TREE = f"""
-    {DEFAULTS[1:]}/runtimes/qemu/configuration-qemu.toml = [hypervisor.qemu]\\npath = "/secret"\\ndefault_vcpus = 1\\n\
+    {DEFAULTS[1:]}/runtimes/qemu/configuration-qemu.toml = [hypervisor.qemu]\\npath = "/q"\\nimage = "/secret"\\n\
+default_vcpus = 1\\n\
 [runtime]\\nenable_vcpus_pinning = false\\nsandbox_cgroup_only = false\\njaeger_password = "hush"
     {DEFAULTS[1:]}/runtimes/qemu/config.d/20-b.toml = [runtime]\\nenable_vcpus_pinning = false
     {DEFAULTS[1:]}/runtimes/qemu/config.d/10-a = [runtime]\\nenable_vcpus_pinning = true\\n\
@@ -45,6 +46,7 @@ def test_drop_ins_lie_over_the_file_in_the_order_of_their_names(tmp_path: Path) 
     assert (config.path, config.runtime, config.read_by) == (path, "go", ("kata-qemu", "kata-qemu-2"))
     assert config.dropins == (f"{dropins}/10-a", f"{dropins}/20-b.toml")
     assert values(config) == {
+        "hypervisor.qemu.path": ("/q", path),
         "hypervisor.qemu.default_vcpus": (1, path), "runtime.sandbox_cgroup_only": (False, path),
         "runtime.enable_vcpus_pinning": (False, f"{dropins}/20-b.toml"),
         "hypervisor.qemu.default_maxvcpus": (4, f"{dropins}/10-a")}

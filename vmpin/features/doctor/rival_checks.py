@@ -75,9 +75,12 @@ def tuned(facts: NodeFacts) -> CheckResult:
 
 
 def _vmm_names(facts: NodeFacts) -> set[str]:
-    """The names of the main threads of the node's VMMs, by the status."""
-    return {thread["name"] for sandbox in facts.sandboxes if (vmm := sandbox.get("vmm")) is not None
-            for thread in sandbox["threads"] if thread["tid"] == vmm["pid"]}
+    """The names of the main threads of the node's VMMs, by the status; without VMs, of those that Kata's
+    configurations name. The kernel cuts a name to 15 characters."""
+    running = {thread["name"] for sandbox in facts.sandboxes if (vmm := sandbox.get("vmm")) is not None
+               for thread in sandbox["threads"] if thread["tid"] == vmm["pid"]}
+    return running or {str(setting.value).rpartition("/")[2][:15] for config in facts.kata if config.read_by
+                       for _, setting in config.find("path")}
 
 
 def pinners(facts: NodeFacts) -> CheckResult:
