@@ -76,7 +76,8 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
                  annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")))
         for name, table in _cri_handlers(config))
     return Engine("containerd", pid, tuple(loaded.read), on, string(dig(config, "plugins", _NRI, "socket_path")),
-                  handlers, string(dig(config, "plugins", _NRI, "plugin_path")) or _NRI_PLUGINS,
+                  handlers, switch(dig(config, "plugins", _NRI, "disable_connections")) is True,
+                  string(dig(config, "plugins", _NRI, "plugin_path")) or _NRI_PLUGINS,
                   trouble=tuple(loaded.trouble))
 
 
@@ -166,7 +167,8 @@ def _crio(files: Files, program: Program | None) -> Engine:
     hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(config, "crio", "nri", "enable_nri")), string(dig(config, "crio", "nri", "nri_listen")),
-                  tuple(handlers), string(dig(config, "crio", "nri", "nri_plugin_dir")) or _NRI_PLUGINS,
+                  tuple(handlers), switch(dig(config, "crio", "nri", "nri_disable_connections")) is True,
+                  string(dig(config, "crio", "nri", "nri_plugin_dir")) or _NRI_PLUGINS,
                   {name: string(dig(table, "resources", "cpuset"))
                    for name, table in tables(dig(config, "crio", "runtime", "workloads"))},
                   hooks_dirs=hooks, trouble=tuple(loaded.trouble))

@@ -129,6 +129,8 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(),)), "ok", "not used"),
     ("nri", facts(status={}, nri_socket=False), "unknown", "no container runtime"),
     ("nri", facts(status={}, nri_socket=False, engines=(containerd(nri=False),)), "warn", "disabled in"),
+    ("nri", facts(status={}, nri_socket=False, engines=(containerd(nri_closed=True),)), "warn",
+     "takes no connections"),
     ("nri", facts(status={}, nri_socket=False, engines=(containerd(nri=False),), settings={"watch.nri": "on"}), "bad",
      "disabled in"),
     ("nri", facts(status={}, engines=(containerd(),)), "ok", "available to a watcher"),

@@ -59,6 +59,16 @@ def test_whether_containerd_has_nri(tmp_path: Path, text: str, nri: bool | None,
     assert (made.nri, made.nri_socket) == (nri, socket)
 
 
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_runtime_may_keep_nri_to_its_own_plugins(tmp_path: Path, value: str) -> None:
+    made = found(tmp_path, f"""
+        etc/containerd/config.toml = [plugins."io.containerd.nri.v1.nri"]\\ndisable_connections = {value}
+        etc/crio/crio.conf = [crio.nri]\\nnri_disable_connections = {value}
+    """)
+    assert {name: engine.nri_closed for name, engine in made.items()} == dict.fromkeys(
+        ("containerd", "crio"), value == "true")
+
+
 def test_a_running_containerds_own_flag_says_where_its_configuration_is(tmp_path: Path) -> None:
     tree = "etc/containerd/config.toml = version = 3\nopt/c.toml = version = 2\n"
     made = found(tmp_path, tree, Program(9, "containerd", ["/usr/bin/containerd", "-c", "/opt/c.toml"]))["containerd"]

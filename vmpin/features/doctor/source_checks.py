@@ -212,11 +212,13 @@ def _no_socket(wanted: str, path: str, engines: Sequence[Engine], evidence: Sequ
     if not engines:
         return unknown("no container runtime was found on this node", *evidence)
     refused = [engine.name for engine in engines if engine.nri is False]
+    closed = [engine.name for engine in engines if engine.nri_closed]
     where = (f"NRI is disabled in the configuration of {', '.join(refused)}" if refused else
+             f"{', '.join(closed)} takes no connections of NRI plugins (disable_connections)" if closed else
              f"{', '.join(engine.name for engine in engines)} opens no NRI socket")
-    remedy = ("containerd: disable = false under plugins.'io.containerd.nri.v1.nri' (off by default in 1.7); "
-              "CRI-O: enable_nri = true under crio.nri; then restart it. Or register the hook: "
-              "`vmpin install hook --hooks-dir DIR`")
+    remedy = ("containerd: disable = false and disable_connections = false under plugins.'io.containerd.nri.v1.nri' "
+              "(off by default in 1.7); CRI-O: enable_nri = true and nri_disable_connections = false under crio.nri; "
+              "then restart it. Or register the hook: `vmpin install hook --hooks-dir DIR`")
     other = [engine.nri_socket for engine in engines if engine.nri_socket and engine.nri_socket != path]
     if other:
         remedy = f"its socket is {other[0]}: set paths.nri to that. Otherwise: {remedy}"
