@@ -3,6 +3,7 @@ but the declared errors."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,13 @@ def test_a_grant_that_did_not_change_is_not_encoded_again(tmp_path: Path, monkey
 def test_a_grants_annotation() -> None:
     document = {"v": 1, "policy": "dedicated", "since": 7, "cpus": "2-3", "own": True, "wish": {"near": "nic"}}
     spoil(lambda raw: read_annotation(raw.decode("utf-8", "surrogatepass")), absurd_json(document), AnnotationError)
+
+
+@pytest.mark.parametrize("document", [{"policy": "x" * 3000}, {"wish": {"kind": "\u202ex" * 500}},
+                                      {"wish": {"x" * 3000: 1}}, {"x\x1b" * 500: 1}])
+def test_the_message_about_a_grants_annotation_is_short(document: dict[str, object]) -> None:
+    """A pod's author can write it, and the message goes into the log."""
+    with pytest.raises(AnnotationError) as failed:
+        read_annotation(json.dumps({"v": 1, "policy": "exclusive", **document}))
+    assert len(str(failed.value)) < 300
+    assert str(failed.value).isprintable()

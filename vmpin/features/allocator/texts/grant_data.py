@@ -18,7 +18,7 @@ from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuWish, RefusalKind
 from vmpin.features.allocator.grants.ledger import MAX_REFUSED, CpuAmount, Grant, GrantState, Ledger, RefusedRequest
-from vmpin.features.allocator.texts.annotation_values import AnnotationError
+from vmpin.features.allocator.texts.annotation_values import AnnotationError, shown
 from vmpin.features.allocator.texts.annotations import with_changes
 
 _WISH_KEYS = ("policy", "align", "smt", "kind", "near", "spare")
@@ -123,7 +123,7 @@ def read_annotation(text: str) -> AnnotatedGrant:
         return AnnotatedGrant(wish_of(data.get("wish", {})), CpuPolicy(str(data.get("policy"))), cpus, spare,
                               data.get("own") is True, since, data.get("alone") is True, near, devices)
     except (ValueError, RecursionError) as err:
-        raise AnnotationError(GRANT_KEY, text, f"{err}" or "it is nested too deep") from None
+        raise AnnotationError(GRANT_KEY, text, shown(f"{err}") or "it is nested too deep") from None
 
 
 class LedgerError(ValueError):
