@@ -11,6 +11,7 @@ from vmpin.bounded import load_json
 from vmpin.domain.facts import CRIO_DEFAULT, Engine, Hook
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
+from vmpin.runtime.documents import Table, dig, string, strings
 
 _SCRIPT = "vmpin-hook"
 _SOCKET = "/run/vmpin/hook.sock"
@@ -42,19 +43,16 @@ def hooks(files: Files, engines: Sequence[Engine]) -> tuple[Hook, ...]:
 
 def _in_file(files: Files, path: str, readers: tuple[str, ...]) -> Iterator[Hook]:
     document = _json(files, path)
-    if isinstance(document, dict) and _ours(document.get("hook")):
-        stages = document.get("stages")
-        yield _hook(files, path, [(str(stage), document["hook"]) for stage in
-                                  (stages if isinstance(stages, list) else [])], readers)
+    if _ours(entry := dig(document, "hook")):
+        yield _hook(files, path, entry, strings(dig(document, "stages")), readers)
 
 
 def _in_spec(files: Files, path: str, readers: tuple[str, ...]) -> Iterator[Hook]:
-    document = _json(files, path)
-    stages = document.get("hooks") if isinstance(document, dict) else None
+    stages = dig(_json(files, path), "hooks")
     entries = [(stage, entry) for stage, listed in (stages.items() if isinstance(stages, dict) else ())
                for entry in (listed if isinstance(listed, list) else ()) if _ours(entry)]
-    if entries:
-        yield _hook(files, path, entries, readers)
+    for _, entry in entries[:1]:
+        yield _hook(files, path, entry, tuple(stage for stage, _ in entries), readers)
 
 
 def _json(files: Files, path: str) -> object:
@@ -65,17 +63,14 @@ def _json(files: Files, path: str) -> object:
 
 
 def _ours(entry: object) -> bool:
-    path = entry.get("path") if isinstance(entry, dict) else None
-    return isinstance(path, str) and path.rpartition("/")[2] == _SCRIPT
+    return string(dig(entry, "path")).rpartition("/")[2] == _SCRIPT
 
 
-def _hook(files: Files, path: str, entries: Sequence[tuple[str, dict[str, object]]], readers: tuple[str, ...]) -> Hook:
-    script = str(entries[0][1]["path"]) if entries else ""
-    args = entries[0][1].get("args") if entries else []
+def _hook(files: Files, path: str, entry: Table, stages: tuple[str, ...], readers: tuple[str, ...]) -> Hook:
+    script, args = str(entry["path"]), entry.get("args")
     argv = [str(arg) for arg in args] if isinstance(args, list) else []
     socket = argv[argv.index("--socket") + 1] if "--socket" in argv[:-1] else _SOCKET
-    return Hook(path, tuple(stage for stage, _ in entries), script, socket, "--fail-closed" in argv,
-                _broken(files, script), readers)
+    return Hook(path, stages, script, socket, "--fail-closed" in argv, _broken(files, script), readers)
 
 
 def _broken(files: Files, script: str) -> str:

@@ -51,3 +51,12 @@ def test_what_is_no_registration_is_passed_over(tmp_path: Path) -> None:
     """))
     spec = Handler("x", "containerd", False, "/c", base_spec="/gone.json")
     assert hooks(files, [Engine("containerd", handlers=(spec,))]) == ()
+
+
+def test_a_registration_without_stages_has_its_script(tmp_path: Path) -> None:
+    files = Files(make_tree(tmp_path, """
+        etc/containers/oci/hooks.d/1.json = {"hook": {"path": "/h/vmpin-hook"}, "stages": []}
+        etc/containers/oci/hooks.d/2.json = {"hook": {"path": "/h/vmpin-hook"}}
+    """))
+    assert [(hook.script, hook.stages, hook.broken) for hook in hooks(files, [])] == [
+        ("/h/vmpin-hook", (), "is not there")] * 2
