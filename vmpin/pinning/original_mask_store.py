@@ -160,7 +160,7 @@ class Restoration:
         :param threads: lists the current threads, each with its process. It is called until there are no new threads:
             a thread created meanwhile may have inherited a mask that was not restored yet."""
         results: list[Result] = []
-        seen: set[ThreadId] = set()
+        seen, retried = set[ThreadId](), set[ThreadId]()
         for turn in range(self.listings):
             listed = list(threads())
             masks = self.originals.to_restore(sandbox, {main for _, main in listed})
@@ -170,7 +170,12 @@ class Restoration:
             new = [(thread, main) for thread, main in listed if thread.id not in seen]
             seen.update(thread.id for thread, _ in new)
             operations = ordered(_restoring(sandbox, masks, new, topology))
-            results += carry_out(self.proc, operations)
+            carried_out = carry_out(self.proc, operations)
+            results += carried_out
+            # Once more, if it is listed again: a listing of threads may lack one that lives.
+            gone = {result.operation.thread.id for result in carried_out if result.outcome is Outcome.GONE} - retried
+            seen -= gone
+            retried |= gone
             # Threads created since the last listing have the right mask already, and so will their own new threads.
             if turn and not any(self._changes(operation, topology) for operation in operations):
                 break

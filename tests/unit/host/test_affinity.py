@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -232,6 +233,42 @@ def test_threads_of_another_process_are_left_alone(several: Several, child: subp
     """The pid is another process's by now."""
     got = pin_threads(PROC, [(thread._replace(pid=child.pid), ONE) for thread in several.ids])
     assert {type(outcome) for outcome in got} == {ThreadGone}
+    assert several.masks() == [ALLOWED.frozen()] * 8
+
+
+@pytest.mark.parametrize("incomplete", [1, 2])
+def test_a_live_thread_that_a_listing_lacks_is_pinned_all_the_same(
+        several: Several, monkeypatch: pytest.MonkeyPatch, incomplete: int) -> None:
+    """As when another thread exits while the directory is read."""
+    listings, listed = 0, os.listdir
+
+    def lacking(directory: int) -> list[str]:
+        nonlocal listings
+        listings += 1
+        return [name for name in listed(directory) if listings != incomplete or name != str(several.workers[5].tid)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lacking)
+        assert pin_threads(PROC, [(thread, ONE) for thread in several.ids]) == [ONE] * 8
+    assert listings == 2
+    assert several.masks() == [ONE.frozen()] * 8
+
+
+def test_masks_are_as_before_where_the_threads_cannot_be_listed_afterwards(
+        several: Several, monkeypatch: pytest.MonkeyPatch) -> None:
+    listings, listed = 0, os.listdir
+
+    def failing(directory: int) -> list[str]:
+        nonlocal listings
+        listings += 1
+        if listings == 2:
+            raise OSError(errno.EMFILE, "none is free")
+        return listed(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", failing)
+        patch.setattr(affinity, "pin", lambda *_: ALLOWED)
+        pin_threads(PROC, [(thread, ONE) for thread in several.ids])
     assert several.masks() == [ALLOWED.frozen()] * 8
 
 
