@@ -59,5 +59,5 @@ def _listed(patterns: str, name: str) -> bool:
 def _matches(pattern: str, text: str) -> bool:
     try:
         return re.search(pattern, text) is not None
-    except re.error:
+    except (re.error, OverflowError, RecursionError):
         return False

@@ -45,6 +45,10 @@ _ASSIGNMENT = re.compile(r"^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*?)[ \t]*(?:#.*)?$", 
 _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 #: A function of tuned without another one in its arguments, which colons separate.
 _FUNCTION = re.compile(r"(?<!\\)\$\{f:(\w+)((?::(?:[^{}\\]|\\.)*)?)\}", re.DOTALL)
+#: The most rounds of functions within functions, and the most characters that they may become.
+_DEEPEST, _LONGEST = 20, 65536
+#: What `re` raises for a text that is no pattern, or one of repetitions or nesting beyond its limits.
+_NO_PATTERN = (re.error, OverflowError, RecursionError)
 #: Keys of a section of a tuned profile that are not options of its plugin; and the values that mean true.
 _OF_THE_UNIT, _YES = frozenset(("type", "enabled", "replace", "drop")), frozenset(("True", "true", "1"))
 
@@ -187,11 +191,12 @@ def _expanded(value: str, variables: Mapping[str, str]) -> str:
 
 def _with_functions(files: Files, text: str) -> str:
     """Evaluate the functions in a text, the innermost first (tuned/profiles/functions). Those that are not known here
-    are kept."""
-    before = ""
-    while text != before:
+    are kept, and so are those nested deeper, or with longer texts, than any profile has: a file may contain itself."""
+    for _ in range(_DEEPEST):
         before, text = text, _FUNCTION.sub(lambda match: _function(files, match), text)
-    return text
+        if text == before or len(text) > _LONGEST:
+            break
+    return text[:_LONGEST]
 
 
 def _function(files: Files, match: re.Match[str]) -> str:
@@ -227,7 +232,7 @@ def _lscpu() -> str:
 def _matches(pattern: str, text: str) -> bool:
     try:
         return re.search(pattern, text, re.MULTILINE) is not None
-    except re.error:
+    except _NO_PATTERN:
         return False
 
 
@@ -238,7 +243,7 @@ def _is_for_this_machine(unit: _Unit) -> bool:
         try:
             if pattern is not None and not re.search(str(pattern.value), text, re.MULTILINE):
                 return False
-        except re.error:
+        except _NO_PATTERN:
             continue
     return True
 

@@ -90,9 +90,10 @@ class DriftEvidence:
         from vmpin.pinning import rival_writers  # rarely needed
 
         if time.monotonic() - self._read_at > _FRESH:
-            self._daemons = rival_writers.rivals(self.proc, self.root)
-            self._read_at = time.monotonic()
+            self._read_at = time.monotonic()  # first: what fails now is not tried at each repair
+            self._daemons = ()
             self._rivals.clear()
+            self._daemons = rival_writers.rivals(self.proc, self.root)
         if vm.vmm.id not in self._rivals:
             self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm, self._daemons)
         return self._rivals[vm.vmm.id]

@@ -32,8 +32,8 @@ def rivals(proc: Procfs, root: str | Path) -> tuple[Rival, ...]:
     by_cause: dict[Cause, Rival] = {}
     for pid in proc.pids():
         comm = (read_file(f"{proc.root}/{pid}/comm", 64) or b"").decode("utf-8", "replace").rstrip("\n")
-        if comm not in _DAEMONS or proc.nested(pid):
-            continue  # a process in a pid namespace of its own cannot name the host's threads
+        if comm not in _DAEMONS or proc.nested(pid) or (proc.uids(pid) or (0,))[0] != 0:
+            continue  # a process in a pid namespace of its own cannot name the host's threads; a user may not set them
         cause, roles = _DAEMONS[comm]
         if cause in by_cause:
             continue

@@ -239,6 +239,20 @@ def test_functions_choose_the_included_profiles_of_tuned(tmp_path: Path, include
     assert (bool(found.scheduler), not found.lost) == (chosen, chosen)
 
 
+@pytest.mark.parametrize("text", [
+    "a = x${f:exec:cat:/b}", "a = ${f:exec:cat:/a}${f:exec:cat:/a}y", "a = ${f:cpuinfo_check:" + "(" * 500 + ":x:y}"])
+def test_files_that_contain_themselves_and_endless_patterns_end(tmp_path: Path, text: str) -> None:
+    """Of a program that only calls itself tuned: it has a root directory of its own choice."""
+    value = text.removeprefix("a = ")
+    tuned = daemons.tuned(Files(make_tree(tmp_path, f"""
+        a = {value}
+        b = y${{f:exec:cat:/a}}
+        etc/tuned/active_profile = mine
+        etc/tuned/mine/tuned.conf = [main]\\ninclude={value}\\n[vm]\\nuname_regex=a{{4294967296}}\\n
+    """)))
+    assert tuned.profile == "mine"
+
+
 def test_tuneds_profiles_are_searched_in_its_own_directories(tmp_path: Path) -> None:
     """The last of profile_dirs is the strongest, and the default ones are not searched then."""
     found = daemons.tuned(Files(make_tree(tmp_path, """

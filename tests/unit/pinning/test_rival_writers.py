@@ -61,6 +61,15 @@ def test_a_containers_process_with_a_daemons_name_is_no_rival(tmp_path: Path) ->
     assert [rival.evidence for rival in rivals(Procfs(proc), tmp_path)] == ["numad (pid 11) runs"]
 
 
+def test_a_users_process_with_a_daemons_name_is_no_rival(tmp_path: Path) -> None:
+    """It may not set a VM's masks."""
+    proc = tmp_path / "proc"
+    for pid, uid in ((10, 1000), (11, 0)):
+        process(proc, pid, "numad")
+        make_tree(proc, f"{pid}/status = Uid:\t{uid}\t0\t0\t0\n")
+    assert [rival.evidence for rival in rivals(Procfs(proc), tmp_path)] == ["numad (pid 11) runs"]
+
+
 def test_tuned_counts_only_with_a_profile_that_sets_masks(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     process(proc, 10, "tuned")
