@@ -34,7 +34,8 @@ def _files(config: Config) -> Iterable[Path]:
     return [_path(config)]
 
 
-def _give_back(config: Config) -> bool:
+def _give_back(config: Config, logged: set[str] | None = None) -> bool:
+    """Give back what a watcher moved. :param logged: refusals that need no line in the log again."""
     from vmpin.reconcile.state_file import beside
 
     path = _path(config)
@@ -49,7 +50,7 @@ def _give_back(config: Config) -> bool:
 
     proc = Procfs(config.paths.proc)
     try:
-        return give_back(IrqFiles(proc, config.paths.sys), OriginalsFile(path, proc.boot_id()))
+        return give_back(IrqFiles(proc, config.paths.sys), OriginalsFile(path, proc.boot_id()), logged)
     except OSError as err:
         logging.getLogger(__name__).error("not given back: the masks of interrupts: %s", err)
         return False
@@ -79,13 +80,16 @@ def _planned(view: NodeView) -> list[str]:
 
 
 def _leaving(config: Config) -> WatcherPart:
-    """Give back what an earlier watcher moved: at the start, and what was refused at each resync."""
+    """Give back what an earlier watcher moved: at the start, and what was refused at each resync. A refusal is logged
+    once."""
+    logged = set[str]()
+
     def begin() -> None:
-        _give_back(config)
+        _give_back(config, logged)
 
     def after_resync() -> None:
         if _path(config).exists():
-            _give_back(config)
+            _give_back(config, logged)
 
     return WatcherPart(begin=begin, after_resync=after_resync)
 

@@ -228,14 +228,22 @@ def _tell_irqbalances(banned: Mapping[str, CpuSet], own: Mapping[str, CpuSet], e
                 logger.warning("irqbalance: its banned CPUs are not set on %s: %s", path, err)
 
 
-def give_back(files: IrqFiles, originals_file: OriginalsFile) -> bool:
+def give_back(files: IrqFiles, originals_file: OriginalsFile, logged: set[str] | None = None) -> bool:
     """Give all interrupts their original masks, and irqbalance its own list; then remove the file.
+    :param logged: refusals that are logged already; those of this call are added.
     :returns: False where not all of that was possible: the file then has the rest, and a damaged one stays aside."""
+    logged = set() if logged is None else logged
+
+    def refused(text: str) -> None:
+        if text not in logged:
+            logged.add(text)
+            logger.error("%s", text)
+
     try:
         originals = originals_file.load()
         irqs = read_irqs(files, files.interrupts().rows()) if originals.irqs else []
     except OSError as err:
-        logger.error("not given back: the masks of interrupts: %s", err)
+        refused(f"not given back: the masks of interrupts: {err}")
         return False
     left, banned = {}, {}
     for irq, cpus in restoring(irqs, originals.irqs):
@@ -245,7 +253,7 @@ def give_back(files: IrqFiles, originals_file: OriginalsFile) -> bool:
         except FileNotFoundError:
             continue
         except OSError as err:
-            logger.error("not done: %s: %s", MaskWrite(irq, cpus).describe(), err.strerror)
+            refused(f"not done: {MaskWrite(irq, cpus).describe()}: {err.strerror}")
             left[irq.number] = originals.irqs[irq.number]
     for path, own in originals.banned.items():
         try:
@@ -253,11 +261,10 @@ def give_back(files: IrqFiles, originals_file: OriginalsFile) -> bool:
         except (FileNotFoundError, ConnectionError):
             logger.info("irqbalance of %s has ended", path)
         except OSError as err:
-            logger.error("not done: irqbalance: its banned CPUs are not set on %s: %s", path, err)
+            refused(f"not done: irqbalance: its banned CPUs are not set on {path}: {err}")
             banned[path] = own
     with contextlib.suppress(OSError):  # the file still has them, and the next call finds nothing to do
         originals_file.save(IrqOriginals(left, banned))
     if damaged := originals_file.damaged:
-        logger.error("%s: interrupts that it lists may still have masks of vmpin's: remove it when they are right",
-                     damaged)
+        refused(f"{damaged}: interrupts that it lists may still have masks of vmpin's: remove it when they are right")
     return not (left or banned or damaged)
