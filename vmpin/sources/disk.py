@@ -168,7 +168,7 @@ class DiskSources:
         if (before is None or before.record is not record or before.cgroup is None or record.container.cpuset is None
                 or turn or not (self.nri and record.reported_by(Source.NRI)) or before.online != self.online):
             return False
-        reported = self.reports_writes(init)
+        reported = self.reports_writes(init) and before.cgroup.configured is not None
         if not (reported and before.reported) and self.cgroups.reread(before.cgroup) != before.cgroup:
             return False
         self._cgroups_read[record.container.id] = (

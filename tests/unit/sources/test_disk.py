@@ -158,7 +158,7 @@ def test_an_unchanged_container_costs_the_files_of_its_cgroup_and_nothing_is_par
     assert isinstance(read(disk, state)[0], ContainerStopped)  # at once
 
 
-def test_a_cpuset_that_could_not_be_read_once_is_read_again_though_its_writes_are_reported(tmp_path: Path) -> None:
+def test_a_cpuset_that_could_not_be_read_is_read_again_though_its_writes_are_reported(tmp_path: Path) -> None:
     make_tree(tmp_path, f"""
         cgroup/cgroup.controllers = cpuset
         cgroup/cpuset.cpus.effective = 0-7
@@ -174,7 +174,8 @@ def test_a_cpuset_that_could_not_be_read_once_is_read_again_though_its_writes_ar
     disk.reports_writes = lambda init: True
     configured.rename(tmp_path / "aside")
     configured.mkdir()  # reading it fails
-    assert read(disk, state) == []
+    for _ in range(3):
+        assert read(disk, state) == []
     configured.rmdir()
     (tmp_path / "aside").rename(configured)
     (event,) = read(disk, state)
