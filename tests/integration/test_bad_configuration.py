@@ -33,8 +33,9 @@ def spoil(node: Node, how: str) -> None:
 
 
 def run(node: Node, *args: str) -> subprocess.CompletedProcess[str]:
-    """The run directory is named, as of a file that cannot be read nothing is known."""
-    return node.cli("--set", f"paths.run={node.run}", *args)
+    """The run directory and the sandboxes are named, as of a file that cannot be read nothing is known: other tests'
+    VMs are left alone."""
+    return node.cli("--set", f"paths.run={node.run}", "--set", f"watch.only={node.id('')}*", *args)
 
 
 def faulty(done: subprocess.CompletedProcess[str], node: Node) -> str:
