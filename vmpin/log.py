@@ -132,12 +132,10 @@ def _message(record: logging.LogRecord, place: str = "") -> str:
 class Text(logging.Formatter):
     """For a terminal: with the time and the level."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = _message(record)
-        return super().formatMessage(record)
+    def format(self, record: logging.LogRecord) -> str:
+        # logging's own would make the message twice.
+        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname:<7} {_message(record)}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def formatException(self, ei: Any) -> str:
         """Indented, and ended as other lines are: the text of an error feigns neither a line nor a pod."""

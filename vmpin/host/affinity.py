@@ -94,27 +94,28 @@ def _pin_together(proc: Procfs, masks: Sequence[tuple[VmThread, CpuSet]]) -> lis
     """Set masks as `pin_threads` does.
     :raises OSError: the threads cannot be listed; the masks are as before."""
     results: list[CpuSet | AffinityError] = []
-    changed: list[tuple[int, VmThread, set[int]]] = []
+    changed: list[tuple[int, str, VmThread, set[int]]] = []
     listed = set[str]()
     tasks = os.open(f"{proc.root}/{masks[0][0].pid}/task", _READ | os.O_DIRECTORY)
     try:
         for thread, cpus in masks:
             # Without a listing, and where it lacks the thread, the thread's own file decides: a listing may lack a
             # thread that lives, if another one exits while it is made (fs/proc/base.c: proc_task_readdir).
-            if str(thread.id.tid) in listed or _is_in(tasks, thread):
+            name = str(thread.id.tid)
+            if name in listed or _is_in(tasks, thread):
                 listed = listed or set(os.listdir(tasks))
                 before, outcome = _set(thread.id.tid, cpus)
-                changed.append((len(results), thread, before))
+                changed.append((len(results), name, thread, before))
                 results.append(outcome)
             else:
                 results.append(ThreadGone(thread.id.tid, cpus))
         listed = set(os.listdir(tasks)) if changed else listed
-        for at, thread, before in changed:
-            if str(thread.id.tid) not in listed and not _is_in(tasks, thread):
+        for at, name, thread, before in changed:
+            if name not in listed and not _is_in(tasks, thread):
                 _put_back(thread.id.tid, before)
                 results[at] = ThreadGone(thread.id.tid, masks[at][1])
     except OSError:
-        for _, thread, before in changed:
+        for _, _, thread, before in changed:
             _put_back(thread.id.tid, before)
         raise
     finally:

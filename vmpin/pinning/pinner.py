@@ -231,20 +231,21 @@ class Pinner:
 
     def _keep(self, masks: VmMasks, result: Result, got: CpuSet) -> None:
         """Record the mask that the kernel set; the following passes expect it."""
-        thread, cpus = result.operation.thread, result.operation.cpus
+        (sandbox, thread, cpus, _), outcome, _, _ = result
+        identity = thread.id
         if masks.refused:
-            masks.refused.pop(thread.id, None)
+            masks.refused.pop(identity, None)
         if masks.early_refusals:
-            masks.early_refusals.pop(thread.id, None)
+            masks.early_refusals.pop(identity, None)
         if got is not cpus:
             if not got <= cpus:
                 masks.open = True  # another writer has changed it meanwhile: the next pass must compare it
-            elif (result.outcome is Outcome.TRIMMED and not masks.waits
-                    and masks.requested.get(thread.id) != (cpus, got)):
+            elif (outcome is Outcome.TRIMMED and not masks.waits
+                    and masks.requested.get(identity) != (cpus, got)):
                 logger.warning("cannot honour %s for %s thread %d sandbox=%s: its cpuset cgroup leaves %s",
-                               cpus, thread.role, thread.id.tid, result.operation.sandbox, got)
-        masks.requested[thread.id] = cpus, got
-        masks.expected[thread.id.tid] = got.frozen()
+                               cpus, thread.role, identity.tid, sandbox, got)
+        masks.requested[identity] = cpus, got
+        masks.expected[identity.tid] = got.frozen()
 
     def _too_early(self, masks: VmMasks, thread: ThreadId, cpus: CpuSet) -> bool:
         """Whether a refused or trimmed mask is still within `grace`, so that it is retried and not reported."""
@@ -274,7 +275,7 @@ def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> 
 
 def shown_masks(masks: Iterable[CpuSet]) -> str:
     """Format the distinct masks for the log: `2|3|0-1,4-7`."""
-    different = sorted(set(masks), key=lambda cpus: (len(cpus), cpus.bits))
+    different = sorted({cpus.bits: cpus for cpus in masks}.values(), key=lambda cpus: (len(cpus), cpus.bits))
     return "|".join(map(str, different[:SHOWN])) + ("|…" if len(different) > SHOWN else "")
 
 
