@@ -111,6 +111,9 @@ def test_status_verify_and_plan_work(without: WithoutFeature) -> None:
     verify = without.run(*without.flags, "verify")
     assert verify.returncode in (0, 1, 3), verify.stderr
     assert "Traceback" not in verify.stderr
+    nodes = without.run(*without.flags, "verify", "--all-nodes", "--kubeconfig", str(without.root / "none"))
+    assert nodes.returncode == 2
+    assert "unexpected" not in nodes.stderr
     if "doctor" in _verbs(_ok(without.run(*EVERY_VERB))):
         doctor = without.run(*without.flags, "doctor")
         assert doctor.returncode in (0, 1), doctor.stderr

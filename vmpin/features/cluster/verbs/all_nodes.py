@@ -95,9 +95,9 @@ def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
 
 
 def _refuse(args: argparse.Namespace, *flags: str) -> None:
-    """Refuse flags and arguments of this node alone. :raises UsageError:"""
+    """Refuse flags and arguments of this node alone; some are of features that may be left out. :raises UsageError:"""
     for flag in flags:
-        if getattr(args, flag):
+        if getattr(args, flag, None):
             name = "SANDBOX" if flag == "sandbox" else f"--{flag.replace('_', '-')}"
             raise UsageError(f"{name} is about this node: it does not go with --all-nodes",
                              "-n NAMESPACE and --node NAME choose; `kubectl get nodepinnings --watch` follows")
