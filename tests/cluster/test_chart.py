@@ -159,7 +159,8 @@ def test_only_keys_that_take_a_restart_roll_the_watchers_out(built: Programs) ->
     plain = annotation("{}", "watcher")
     assert annotation("config: {node: {shared_pool: '0'}, log: {level: debug}, watch: {only: a}}", "watcher") == plain
     for fixed in ("paths: {cgroup: /cgroup}", "watch: {nri: off}", "watch: {kubelet: false}",
-                  "watch: {births: false}"):
+                  "watch: {births: false}", "allocate: {mode: on}", "irqs: {policy: away}", "memory: {metrics: true}",
+                  "scheduling: {vcpu_class: fifo}"):
         assert annotation(f"config: {{{fixed}}}", "watcher") != plain
     assert annotation("config: {log: {level: debug}}", "reporter") != annotation("{}", "reporter")
 

@@ -19,6 +19,7 @@ from vmpin.cli.verbs import verb_modules
 from vmpin.config import loading
 from vmpin.config.settings import BY_KEY, SETTINGS, Config
 from vmpin.daemon.reloading import FIXED
+from vmpin.feature import features
 from vmpin.features.cluster.kube.identifiers import MANAGER
 from vmpin.features.cluster.kube.pod_events import EventReason
 from vmpin.features.metrics.exporter import ExportedWatcher, Exporter
@@ -237,6 +238,12 @@ def test_a_rollout_follows_from_the_keys_that_take_a_restart() -> None:
     (picked,) = re.findall(r"pick \$watch ((?:\"\w+\" ?)+)", helpers)
     assert {f"watch.{key}" for key in re.findall(r"\w+", picked)} == set(FIXED)
     assert set(FIXED) <= BY_KEY.keys()
+    (listed,) = re.findall(r"range \$section := list ((?:\"\w+\" ?)+)", helpers)
+    of_features = {name for feature in features() for name in feature.fixed}
+    assert set(re.findall(r"\w+", listed)) == of_features - SET
+    (named,) = re.findall(r"Changes of (`paths`[^.]*(?:\.\w[^.]*)*) need a restart",
+                          (ROOT / "docs/troubleshooting.md").read_text())
+    assert set(re.findall(r"`(.*?)`", named)) == {"paths", *of_features, *FIXED}
 
 
 def test_alerts_and_dashboard_of_the_chart_are_those_of_config() -> None:

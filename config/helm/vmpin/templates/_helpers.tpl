@@ -139,8 +139,10 @@ tolerations:
 {{- define "vmpin.fixed" -}}
 {{- $watch := get .Values.config "watch" | default dict }}
 {{- $fixed := dict "paths" (get .Values.config "paths") "watch" (pick $watch "nri" "kubelet" "births") }}
-{{- with get .Values.config "allocate" }}
-{{- $_ := set $fixed "allocate" . }}
+{{- range $section := list "allocate" "irqs" "memory" "scheduling" }}
+{{- with get $.Values.config $section }}
+{{- $_ := set $fixed $section . }}
+{{- end }}
 {{- end }}
 {{- $fixed | toJson }}
 {{- end }}
