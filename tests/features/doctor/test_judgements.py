@@ -311,3 +311,8 @@ DENIED = "/etc/x: Permission denied"
 def test_what_was_not_looked_at_is_never_called_right_nor_wrong(check: str, found: NodeFacts) -> None:
     judged = verdict(check, found)
     assert judged.level is Level.UNKNOWN, judged
+
+
+def test_a_change_that_takes_a_restart_has_one_as_its_remedy() -> None:
+    remedy = verdict("config", configured("auto", "default", "union", "/f")).remedy
+    assert "its log then says that a change takes a restart: systemctl restart vmpin" in remedy

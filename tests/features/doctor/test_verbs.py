@@ -9,6 +9,8 @@ import pytest
 from typed_shell import offered
 
 from vmpin.cli.main import main
+from vmpin.cli.manual import read
+from vmpin.cli.verbs import verbs_parser
 from vmpin.features.doctor.checks import all_checks
 from vmpin.features.doctor.verbs.doctor import node_root
 
@@ -60,6 +62,11 @@ def test_a_root_that_is_there_is_taken(here: Path) -> None:
 
 def test_the_names_of_checks_are_completed(tmp_path: Path) -> None:
     assert set(offered(tmp_path, "vmpin doctor ")) == {check.name for check in all_checks()}
+
+
+def test_doctor_repeats_itself_with_watch() -> None:
+    (page,) = [verb for verb in read(verbs_parser([]), "vmpin").commands if verb.name == "doctor"]
+    assert any("--watch" in option.names for option in page.options)
 
 
 def test_help_prints_the_page_of_the_commands_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,10 +90,11 @@ def _configuration_in_use(facts: NodeFacts) -> CheckResult:
     stale = [texts[key] for key, (entry, mine) in differing.items() if not _own_value(entry) and not _own_value(mine)]
     evidence += [line for line in texts.values() if line not in stale]
     if stale:
-        return warn("the configuration was changed, and the watcher has not reloaded it: "
+        return warn("the configuration was changed, and the watcher does not use the change: "
                     f"{number_of(len(stale), 'key')}",
-                    "systemctl reload vmpin; for paths, watch.nri and watch.kubelet, systemctl restart vmpin", *stale,
-                    *evidence)
+                    "systemctl reload vmpin; where its log then says that a change takes a restart: "
+                    "systemctl restart vmpin",
+                    *stale, *evidence)
     return ok(f"the watcher has the current configuration; {number_of(len(here), 'key')}", *evidence)
 
 
