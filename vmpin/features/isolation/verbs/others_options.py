@@ -54,7 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of --others to the parser of `vmpin verify`, which they carry out instead."""
     parser.description = f"{parser.description}{_ABOUT}"
     before, examples, after = str(parser.epilog).partition("\nexamples:\n")
-    parser.epilog = f"{before}{_EPILOG}{examples}{after}{_EXAMPLES}"
+    own, _, rest = after.partition("\n\n")  # the rest is another feature's
+    parser.epilog = f"{before}{_EPILOG}{examples}{own.rstrip()}\n{_EXAMPLES}" + f"\n{rest}" * bool(rest)
     parser.add_argument("--others", action="store_true", help=about_this_node(
         "check that owners of exclusive CPUs are alone there"))
     parser.add_argument("--seconds", type=seconds_from(0), metavar="N", help=about_this_node(
@@ -70,7 +71,8 @@ def _run_instead(args: argparse.Namespace) -> Callable[[argparse.Namespace], int
     """The function of --others; None without it. :raises UsageError: for what it does not go with, or what goes with
     it alone."""
     if args.others:
-        given = {"a SANDBOX": args.sandbox is not None, "-n": args.namespace, "--since": args.since is not None}
+        given = {"a SANDBOX": args.sandbox is not None, "-n": args.namespace, "--since": args.since is not None,
+                 "--tolerate": args.tolerate != "0"}
         if name := next((name for name, there in given.items() if there), ""):
             raise UsageError(f"--others is about all exclusive CPUs of this node: it goes without {name}",
                              "`vmpin isolation POD` has how much of its CPUs' time others took from a pod")
