@@ -149,6 +149,7 @@ class Engine:
     workloads: Mapping[str, str] = field(default_factory=dict)  #: CRI-O's, with the cpuset of each ("": none).
     hooks_dirs: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()  #: The directories of the files that its configuration imports.
     cpus: CpuSet | None = None
     #: Seconds since it started, None if it does not run; and since the monitors of its containers started (conmon of
     #: CRI-O, except those of pause containers; containerd has no monitor per container).

@@ -46,7 +46,8 @@ def configuration_places(running: Iterable[Engine]) -> list[str]:
     """The files and directories on which the result of `engines` depends. :param running: that result."""
     read = [path for engine in running for path in engine.files]
     directories = [path.rpartition("/")[0] for path in read]
-    return list(dict.fromkeys((*_CONTAINERD, _CRIO, f"{_CRIO}.d", *read, *directories)))
+    imported = [directory for engine in running for directory in engine.imports]
+    return list(dict.fromkeys((*_CONTAINERD, _CRIO, f"{_CRIO}.d", *read, *directories, *imported)))
 
 
 def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, int | None]]:
@@ -78,7 +79,7 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     return Engine("containerd", pid, tuple(loaded.read), on, string(dig(config, "plugins", _NRI, "socket_path")),
                   handlers, switch(dig(config, "plugins", _NRI, "disable_connections")) is True,
                   string(dig(config, "plugins", _NRI, "plugin_path")) or _NRI_PLUGINS,
-                  trouble=tuple(loaded.trouble))
+                  trouble=tuple(loaded.trouble), imports=tuple(loaded.imports))
 
 
 def _cri_handlers(config: Table) -> list[tuple[str, Table]]:
@@ -103,13 +104,14 @@ def _with_shim(files: Files, table: Table) -> Table:
 
 
 class _Configuration:
-    """An engine's configuration files as far as they are loaded: their paths (`read`), errors (`trouble`), and the
-    file of each handler (`origin`)."""
+    """An engine's configuration files as far as they are loaded: their paths (`read`), errors (`trouble`), the file of
+    each handler (`origin`), and the directories of `imports`, which may have no file yet."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self.read: list[str] = []
         self.trouble: list[str] = []
+        self.imports: list[str] = []
         self.origin: dict[str, str] = {}
 
     def load(self, paths: Iterable[str]) -> Iterator[tuple[str, Table]]:
@@ -138,8 +140,10 @@ class _Configuration:
                 config = merge(config, table)
                 disabled += strings(table.get("disabled_plugins"))
                 for pattern in strings(table.get("imports")):
-                    place = pattern if pattern.startswith("/") else f"{path.rpartition('/')[0]}/{pattern}"
-                    pending += self._files.glob(os.path.normpath(place))
+                    place = os.path.normpath(pattern if pattern.startswith("/") else
+                                             f"{path.rpartition('/')[0]}/{pattern}")
+                    self.imports.append(place.rpartition("/")[0])
+                    pending += self._files.glob(place)
         return {**config, "disabled_plugins": disabled}
 
 

@@ -90,7 +90,7 @@ class KataDefaultVcpus:
     def _stamp(self, path: str) -> tuple[str, int, int]:
         try:
             info = os.stat(self._files.host(path))
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a path with a NUL
             return path, 0, 0
         return path, info.st_mtime_ns, info.st_size
 

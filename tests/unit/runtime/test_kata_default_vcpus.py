@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,22 @@ def test_the_file_that_the_container_runtime_names_for_the_handler_counts(tmp_pa
     assert found.of("vm") == 6
     containerd(tmp_path, "kata-dev", f"{OPT}/configuration-dev.toml", "opt/kata-dev/conf/later.toml")
     assert found.of("kata-dev") == 3
+
+
+@pytest.mark.parametrize("pattern", ["/etc/containerd/conf.d/*.toml", "conf.d/kata-deploy.toml"])
+@pytest.mark.parametrize("there", [True, False])
+def test_the_first_file_of_a_directory_of_imports_is_noticed(pattern: str, there: bool, tmp_path: Path) -> None:
+    written(tmp_path, "etc/containerd/config.toml", f'version = 2\nimports = ["a\\u0000/*.toml", "{pattern}"]\n')
+    if there:
+        (tmp_path / "etc/containerd/conf.d").mkdir()
+        os.utime(tmp_path / "etc/containerd/conf.d", (1, 1))
+    os.utime(tmp_path / "etc/containerd", (1, 1))
+    found = KataDefaultVcpus(Files(tmp_path), 8)
+    written(tmp_path, "own.toml", section("5"))
+    assert found.of("kata-dev") == 1
+    containerd(tmp_path, "kata-dev", "own.toml", "etc/containerd/conf.d/kata-deploy.toml")
+    os.utime(tmp_path / "etc/containerd", (1, 1))  # another directory's time is no help
+    assert found.of("kata-dev") == 5
 
 
 def test_fedoras_place_and_that_of_a_second_installation_are_searched(tmp_path: Path) -> None:
