@@ -36,7 +36,7 @@ from process_masks import seen
 from runtime_bundle import Bundle, cri, remove_cgroup, stripped_text
 from waiting import PATIENCE, wait
 
-from vmpin.features.installer import oci_hook
+from vmpin.features.installer import file_operations, oci_hook
 from vmpin.features.installer.oci_hook import DEFAULT_STAGES, HookOptions
 from vmpin.host import boottime
 
@@ -216,7 +216,7 @@ class Node:
     def script(self) -> Path:
         script = oci_hook.script_path(self.top / "hooks.d")
         if not script.exists():
-            oci_hook.install(self.top / "hooks.d", self.options())
+            file_operations.execute(oci_hook.plan_install(self.top / "hooks.d", self.options()))
         return script
 
     def message(self, stage: str, state: object) -> bytes:

@@ -16,7 +16,7 @@ from real_containerd import Containerd
 from real_node import COMMAND, Node
 from waiting import wait
 
-from vmpin.features.installer import oci_hook
+from vmpin.features.installer import file_operations, oci_hook
 
 pytest_plugins = ["given_lab"]
 
@@ -97,7 +97,7 @@ def test_katas_own_pinning_is_bad_and_so_is_the_exit_code(lab: Lab) -> None:
 @pytest.mark.root
 def test_a_hook_that_is_gone_is_found_below_the_root_that_is_given(lab: Lab, tmp_path: Path) -> None:
     directory = tmp_path / "usr" / "share" / "containers" / "oci" / "hooks.d"
-    oci_hook.install(directory, lab.node.options())
+    file_operations.execute(oci_hook.plan_install(directory, lab.node.options()))
     for file in directory.glob("*.json"):  # as they are when the node's root is mounted elsewhere
         file.write_text(file.read_text().replace(str(tmp_path), ""))
     (tmp_path / "etc" / "crio").mkdir(parents=True)

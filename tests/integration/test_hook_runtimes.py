@@ -180,7 +180,7 @@ class Runtime:
 def runtime(request: pytest.FixtureRequest, machine: Machine) -> Iterator[Runtime]:
     made = Runtime(machine, request.param)
     options = machine.options(stages=HOST_STAGES)
-    oci_hook.install(machine.hooks_dir, options)
+    file_operations.execute(oci_hook.plan_install(machine.hooks_dir, options))
     made.spec(options)
     yield made
     made.delete()
@@ -282,7 +282,7 @@ class Podman:
 
 @pytest.fixture
 def podman(machine: Machine) -> Iterator[Podman]:
-    oci_hook.install(machine.hooks_dir, machine.options())
+    file_operations.execute(oci_hook.plan_install(machine.hooks_dir, machine.options()))
     # tmp_path is too long: podman takes a runroot of 50 characters at most.
     # Its crun keeps a container's state in /run/crun, where another test may look for what is left.
     with alone_with("crun"), tempfile.TemporaryDirectory(prefix="vmpin-") as top:
@@ -306,7 +306,7 @@ def test_podman_starts_containers_while_the_watcher_is_away(podman: Podman) -> N
 
 
 def test_podman_starts_containers_while_the_watcher_is_mute(podman: Podman) -> None:
-    oci_hook.install(podman.machine.hooks_dir, podman.machine.options(MUTE_MS))
+    file_operations.execute(oci_hook.plan_install(podman.machine.hooks_dir, podman.machine.options(MUTE_MS)))
 
     def all_kept() -> bool:
         """As above."""

@@ -1,4 +1,4 @@
-"""A directory of hook registrations: what is in it, and its removal."""
+"""A directory of hook registrations: what is in it, its installation and its removal."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def names(directory: Path) -> set[str]:
 
 def load(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+def install(directory: Path, options: oci_hook.HookOptions) -> list[Path]:
+    """:returns: the files written."""
+    operations = oci_hook.plan_install(directory, options)
+    file_operations.execute(operations)
+    return [file.path for file in operations if isinstance(file, file_operations.WriteFile)]
 
 
 def remove(directory: Path) -> list[Path]:

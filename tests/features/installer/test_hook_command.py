@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from registered_hooks import DEFAULT_FILES, command, load, names
+from registered_hooks import DEFAULT_FILES, command, install, load, names
 
 from vmpin.cli.main import main
 from vmpin.errors import UsageError
@@ -61,14 +61,14 @@ def test_the_command_installs_and_says_what_to_do_next(tmp_path: Path, capsys: p
 def test_a_dry_run_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command("--hooks-dir", str(tmp_path / "d"), "--dry-run")
     assert capsys.readouterr().out.startswith(f"would write {tmp_path}/d/vmpin-hook\n")
-    oci_hook.install(tmp_path / "d", HookOptions())
+    install(tmp_path / "d", HookOptions())
     command("--hooks-dir", str(tmp_path / "d"), "--dry-run", "--remove")
     assert f"would remove {tmp_path}/d/vmpin-hook\n" in capsys.readouterr().out
     assert names(tmp_path / "d") == DEFAULT_FILES
 
 
 def test_the_command_removes_and_says_so_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
+    install(tmp_path, HookOptions(stages=("poststop",)))
     command("--hooks-dir", str(tmp_path), "--remove", "-o", "json")
     removed = [str(tmp_path / "50-vmpin-poststop.json"), str(tmp_path / "vmpin-hook")]
     assert json.loads(capsys.readouterr().out) == {
@@ -148,13 +148,13 @@ def test_an_edited_spec_keeps_link_owner_mode_and_attributes(tmp_path: Path, rem
 def test_registrations_and_script_written_again_keep_links_and_modes(tmp_path: Path) -> None:
     """A script that lost its x is no hook: that it gets back."""
     at, kept = tmp_path / "hooks.d", tmp_path / "kept"
-    oci_hook.install(at, HookOptions())
+    install(at, HookOptions())
     kept.mkdir()
     for name in ("vmpin-hook", "50-vmpin-poststop.json"):
         (at / name).rename(kept / name)
         (at / name).symlink_to(kept / name)
         (kept / name).chmod(0o600)
-    oci_hook.install(at, HookOptions(deadline_ms=99))
+    install(at, HookOptions(deadline_ms=99))
     assert [oct(stat.S_IMODE((kept / name).stat().st_mode)) for name in ("vmpin-hook", "50-vmpin-poststop.json")] == [
         "0o755", "0o600"]
     assert all((at / name).is_symlink() for name in ("vmpin-hook", "50-vmpin-poststop.json"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from registered_hooks import DEFAULT_FILES, command, load, names, remove
+from registered_hooks import DEFAULT_FILES, command, install, load, names, remove
 
 from vmpin.errors import UsageError, VmpinError
 from vmpin.features.installer import oci_hook
@@ -21,7 +21,7 @@ from vmpin.install import data_files
 
 
 def test_install_writes_the_script_and_one_registration_a_stage(tmp_path: Path) -> None:
-    written = oci_hook.install(tmp_path / "new" / "hooks.d", HookOptions())
+    written = install(tmp_path / "new" / "hooks.d", HookOptions())
     assert {file.name for file in written} == names(tmp_path / "new" / "hooks.d") == DEFAULT_FILES
     assert load(tmp_path / "new" / "hooks.d" / "50-vmpin-poststop.json") == {
         "version": "1.0.0",
@@ -35,14 +35,14 @@ def test_install_writes_the_script_and_one_registration_a_stage(tmp_path: Path) 
 def test_everyone_may_read_the_files_and_run_the_script_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        written = oci_hook.install(tmp_path, HookOptions())
+        written = install(tmp_path, HookOptions())
     finally:
         os.umask(before)
     assert [oct(stat.S_IMODE(file.stat().st_mode)) for file in written] == ["0o755"] + ["0o644"] * 4
 
 
 def test_the_script_is_a_copy_that_runs_with_no_environment(tmp_path: Path) -> None:
-    script = oci_hook.install(tmp_path, HookOptions())[0]
+    script = install(tmp_path, HookOptions())[0]
     assert not script.is_symlink()
     first, _, rest = script.read_bytes().partition(b"\n")
     assert first == b"#!" + oci_hook.interpreter().encode() + b" -IS"
@@ -60,24 +60,24 @@ def test_only_what_differs_from_the_default_is_in_the_arguments() -> None:
 def test_the_script_comes_first_and_goes_last(tmp_path: Path) -> None:
     planned = [file.path.name for file in oci_hook.plan_install(tmp_path, HookOptions())]
     assert planned[0] == "vmpin-hook"
-    oci_hook.install(tmp_path, HookOptions())
+    install(tmp_path, HookOptions())
     assert [file.name for file in remove(tmp_path)][-1] == "vmpin-hook"
     assert names(tmp_path) == set()
 
 
 def test_a_second_run_changes_nothing_but_the_stages_no_longer_wanted(tmp_path: Path) -> None:
-    oci_hook.install(tmp_path, HookOptions())
+    install(tmp_path, HookOptions())
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    oci_hook.install(tmp_path, HookOptions())
+    install(tmp_path, HookOptions())
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-    oci_hook.install(tmp_path, HookOptions(stages=("prestart", "poststop")))
+    install(tmp_path, HookOptions(stages=("prestart", "poststop")))
     assert names(tmp_path) == {"vmpin-hook", "50-vmpin-prestart.json", "50-vmpin-poststop.json"}
 
 
 def test_remove_leaves_what_others_wrote(tmp_path: Path) -> None:
     foreign = {"50-vmpin-prestart.json": '{"hook": {"path": "/bin/true"}}', "60-x.json": "no json", "y.json": "[1]",
                "50-vmpin-startContainer.json": '{"hook": {"path": "vmpin-hook\\u0000"}}'}
-    oci_hook.install(tmp_path, HookOptions())
+    install(tmp_path, HookOptions())
     for name, text in foreign.items():
         (tmp_path / name).write_text(text)
     remove(tmp_path)
@@ -87,7 +87,7 @@ def test_remove_leaves_what_others_wrote(tmp_path: Path) -> None:
 
 
 def test_remove_refuses_while_another_registration_points_to_the_script(tmp_path: Path) -> None:
-    oci_hook.install(tmp_path, HookOptions())
+    install(tmp_path, HookOptions())
     other = tmp_path / "10-mine.json"
     other.write_text(json.dumps({"hook": {"path": str(tmp_path / "vmpin-hook")}}))
     with pytest.raises(UsageError, match=r"10-mine\.json points to"):
@@ -99,21 +99,21 @@ def test_remove_refuses_while_another_registration_points_to_the_script(tmp_path
 def test_install_overwrites_no_stranger_and_writes_nothing_then(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(UsageError, match="was not written by vmpin"):
-        oci_hook.install(tmp_path, HookOptions())
+        install(tmp_path, HookOptions())
     assert names(tmp_path) == {name}
 
 
 def test_a_registration_through_another_name_of_the_directory_is_ours(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
-    oci_hook.install(tmp_path / "alias", HookOptions())
+    install(tmp_path / "alias", HookOptions())
     assert {file.name for file in remove(tmp_path / "real")} == DEFAULT_FILES
 
 
 def test_a_relative_directory_is_registered_by_its_absolute_path(tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    oci_hook.install(Path("hooks.d"), HookOptions())
+    install(Path("hooks.d"), HookOptions())
     assert load(tmp_path / "hooks.d/50-vmpin-poststart.json")["hook"]["path"] == str(tmp_path / "hooks.d/vmpin-hook")
 
 
@@ -124,7 +124,7 @@ def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
     where = typed.format(top=tmp_path)
-    oci_hook.install(Path(where), HookOptions())
+    install(Path(where), HookOptions())
     assert {file.name for file in remove(Path(where))} == DEFAULT_FILES
     assert command("--hooks-dir", where) == command("--hooks-dir", where, "--remove") == 0
     assert names(tmp_path / "hooks.d") == set()
@@ -133,7 +133,7 @@ def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Pa
 def test_another_hands_registration_is_named_by_a_relative_path_too(tmp_path: Path,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    oci_hook.install(Path("d"), HookOptions())
+    install(Path("d"), HookOptions())
     (tmp_path / "d" / "10-mine.json").write_text(json.dumps({"hook": {"path": str(tmp_path / "d" / "vmpin-hook")}}))
     with pytest.raises(UsageError, match=rf"^{tmp_path}/d/10-mine\.json points to"):
         remove(Path("d"))
@@ -160,18 +160,18 @@ def test_nothing_to_remove_and_no_such_directory_are_distinguished(tmp_path: Pat
 
 
 def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
+    install(tmp_path, HookOptions(stages=("poststop",)))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     monkeypatch.setattr(oci_hook, "interpreter", lambda: "/nonexistent/python3")
     with pytest.raises(UsageError, match="the hook cannot be run from"):
-        oci_hook.install(tmp_path, HookOptions())
+        install(tmp_path, HookOptions())
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write .*/file/hooks\.d/vmpin-hook"):
-        oci_hook.install(tmp_path / "file" / "hooks.d", HookOptions())
+        install(tmp_path / "file" / "hooks.d", HookOptions())
 
 
 @pytest.mark.parametrize(("text", "usable"), [("print(3, 11)", True), ("print(3, 8)", False), ("print(4, 0)", True),

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from registered_hooks import install
 
 from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import UsageError
@@ -20,7 +21,7 @@ STAGES = ("createRuntime", "createContainer", "poststart", "poststop")
 
 def test_what_install_hook_registers_is_found_with_its_reader(tmp_path: Path) -> None:
     directory = tmp_path / "hooks.d"
-    oci_hook.install(directory, HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
+    install(directory, HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
     (directory / "other.json").write_text('{"hook": {"path": "/bin/true"}, "stages": ["poststop"]}')
     found = hooks(Files("/"), [Engine("crio", hooks_dirs=(str(directory),)), Engine("podman", hooks_dirs=("/none",))])
     assert sorted(hook.file for hook in found) == sorted(str(directory / f"50-vmpin-{stage}.json") for stage in STAGES)
@@ -44,7 +45,7 @@ def test_a_base_spec_is_found_with_its_handlers(tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_the_place_of_a_registration_is_anothers(tmp_path: Path) -> None:
-    oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
+    install(tmp_path, HookOptions(stages=("poststop",)))
     path = oci_hook.registration_path(tmp_path, "poststop")
     path.unlink()
     os.mkfifo(path)

@@ -25,7 +25,6 @@ from vmpin.features.installer.file_operations import (
     RemoveFile,
     RemoveWithDirectories,
     WriteFile,
-    execute,
     failing_as,
     missing_directories,
 )
@@ -173,15 +172,8 @@ def _version(python: Path) -> tuple[int, ...]:
         return ()
 
 
-def install(hooks_dir: Path, options: HookOptions) -> list[Path]:
-    """Put the hook and its registrations there. :returns: the files written. :raises UsageError: as `plan_install`."""
-    operations = plan_install(hooks_dir, options)
-    execute(operations)
-    return [operation.path for operation in operations if isinstance(operation, WriteFile)]
-
-
 def plan_install(hooks_dir: Path, options: HookOptions) -> list[Operation]:
-    """The operations of install(), in order: the script, its registrations, and the removal of those for other stages.
+    """The operations that register the hook, in order: the script, its registrations, the removal of other stages'.
     :raises UsageError: when another file has one of the names."""
     script = script_path(hooks_dir)
     operations: list[Operation] = [script_operation(hooks_dir)]
@@ -195,7 +187,7 @@ def plan_install(hooks_dir: Path, options: HookOptions) -> list[Operation]:
 
 
 def plan_remove(hooks_dir: Path) -> list[Operation]:
-    """The operations that undo install(), in order: the registrations, then the script.
+    """The operations that undo `plan_install`, in order: the registrations, then the script.
     :raises UsageError: naming a registration of the script that vmpin did not write, or a directory that cannot be
         read: it may hold such a registration."""
     script = script_path(hooks_dir)
