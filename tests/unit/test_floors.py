@@ -200,14 +200,7 @@ def floor(module: str) -> int:
 
 def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
-            if top(name) != top(module) and floor(name) >= floor(module) and module != "feature"
-            and not within(module, NAMING.get(feature_of(name), ()))
-            and not (top(name) == "daemon" and feature_of(module) in NAMING)] == []
-
-
-#: Core modules that name a feature until their part of it is one of the feature.
-NAMING = {
-    "cluster": ("daemon", "cli.status", "status.explain")}
+            if top(name) != top(module) and floor(name) >= floor(module) and module != "feature"] == []
 
 
 def feature_of(module: str) -> str:
@@ -217,8 +210,7 @@ def feature_of(module: str) -> str:
 def test_the_core_names_no_feature_and_no_feature_another() -> None:
     """The seam alone reaches them, by their names in vmpin/features/__init__.py."""
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
-            if feature_of(name) and feature_of(name) != feature_of(module)
-            and not within(module, NAMING.get(feature_of(name), ()))] == []
+            if feature_of(name) and feature_of(name) != feature_of(module)] == []
 
 
 def test_a_features_package_loads_the_seam_alone() -> None:

@@ -1,1 +1,1 @@
-"""Where threads ran: samples of the VMs' threads over time with their books, and of every thread for some seconds."""
+"""Where the VMs' threads ran: samples of them over time, and the books of these."""
