@@ -120,14 +120,16 @@ def test_leaving_prints_what_features_gave_back(
 
 
 @pytest.mark.parametrize("name", [
-    "state.json", ".state.json.new", "state.json.bad", "originals.json", "proof", "hook.sock", "ledger.json.bad"])
+    "state.json", ".state.json.new", "state.json.bad", "originals.json", "proof", "hook.sock", "kept.json.bad"])
 def test_a_directory_in_the_place_of_a_file_stays_and_is_named_and_the_rest_is_removed(
-        machine: Machine, capfd: pytest.CaptureFixture[str], name: str) -> None:
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    monkeypatch.setattr(teardown, "features", lambda: [
+        Feature(name="keeps", files=lambda config: [config.paths.run / "books", config.paths.run / "kept.json"])])
     machine.vmm("a")
     machine.resync()
     assert machine.node_state.save()
     run = machine.node_state.config.paths.run
-    (run / "isolation").touch()
+    (run / "books").touch()
     (run / name).unlink(missing_ok=True)
     (run / name / "of-another").mkdir(parents=True)
     assert main([*arguments(machine), "unpin", "--all"]) == 1
