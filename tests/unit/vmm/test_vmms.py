@@ -99,4 +99,4 @@ def test_a_long_command_line_of_cloud_hypervisor_costs_little(words: list[str]) 
     def read() -> None:
         CLOUD_HYPERVISOR.guest_vcpus(["cloud-hypervisor", *words], [VcpuId(0), VcpuId(9000)])
 
-    assert effort(read, times=1) < 30  # the second time it is cached
+    assert effort(read, times=1) < 200  # the second time it is cached
