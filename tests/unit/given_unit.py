@@ -40,3 +40,13 @@ def both() -> Iterator[tuple[Worker, Worker]]:
     """Two processes of the test's own."""
     with worker() as one, worker() as two:
         yield one, two
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: `link` leads to below `other`."""
+    (tmp_path / "other" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("other/below")
+    (tmp_path / "spec.json").write_text('{"ociVersion": "1.1.0"}')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -14,6 +14,8 @@ from vmpin.cli.verbs import verbs_parser
 from vmpin.features.doctor.checks import all_checks
 from vmpin.features.doctor.verbs.doctor import node_root
 
+pytest_plugins = ["given_unit"]
+
 
 @pytest.mark.parametrize("name", ["", "..", "/", "none/", "."])
 def test_a_directorys_name_is_no_archive(name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,16 +32,6 @@ def test_a_fault_in_the_configuration_is_printed_and_the_rest_is_gathered(
     written = capsys.readouterr()
     assert "vmpin/config.json" in written.out
     assert "going on without that" in written.err
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: `link` leads to below `other`."""
-    (tmp_path / "other" / "below").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("other/below")
-    (tmp_path / "spec.json").write_text('{"ociVersion": "1.1.0"}')
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize("verb", [["doctor", "kata"], ["gather", "--dry-run"]])

@@ -16,6 +16,8 @@ from vmpin.cli.output import print_data, print_markdown, table
 from vmpin.cli.verbs import directory, new_file
 from vmpin.errors import UsageError
 
+pytest_plugins = ["given_unit"]
+
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
 #: Each takes its last argument for a file to write.
@@ -29,16 +31,6 @@ def started(how: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 # Directories
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: `link` leads to below `other`."""
-    (tmp_path / "other" / "below").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("other/below")
-    (tmp_path / "spec.json").write_text('{"ociVersion": "1.1.0"}')
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(("typed", "meant"), [
