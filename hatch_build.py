@@ -19,8 +19,8 @@ class ManualPages(BuildHookInterface):  # type: ignore[type-arg]
         if version != "standard":  # an editable installation
             return
         sys.path.insert(0, self.root)
-        from vmpin.cli.manual import pages
         from vmpin.cli.verbs import grammar
+        from vmpin.features.shell.verbs.manual_pages import pages
         self._directory = tempfile.TemporaryDirectory()
         for name, text in pages(grammar(), self.metadata.version).items():
             made = Path(self._directory.name, name)

@@ -168,6 +168,8 @@ class Feature(Parts):
     giving_back: Callable[[Config], Sequence[str]] | None = None
     #: Sentences on what it would change besides masks of threads, for `vmpin plan` without a watcher.
     planned: Callable[[NodeView], Sequence[str]] | None = None
+    #: Called before a command line is read: ends the process that was started for something else.
+    take_over: Callable[[], None] | None = None
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
     #: Those that services and builds run: help lists them apart.

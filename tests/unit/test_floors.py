@@ -69,7 +69,7 @@ PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "d
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "rich": {"cli.output", "features.isolation.verbs.top.screen", "features.isolation.verbs.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
-           "argcomplete": {"cli.completion"}, "jinja2": {"domain.templates"},
+           "argcomplete": {"features.shell.verbs.completion"}, "jinja2": {"domain.templates"},
            "prometheus_client": {"features.metrics.prometheus", "features.cluster.reporter_requests",
                                  "features.isolation.node_isolation"},
            "psutil": {"features.doctor.node_facts"}, "pyroute2": {"features.network.netns_reader"},
@@ -110,7 +110,7 @@ NUMBERS_ELSEWHERE = {
         "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer",
         "sources.nri.call_codec", "wire"), "it is a number already"),
     **dict.fromkeys(("features.doctor.verbs.doctor", "features.doctor.source_checks", "features.doctor.service_checks",
-                     "features.network.network_inspection", "features.demo", "cli.completion"),
+                     "features.network.network_inspection", "features.demo", "features.shell.verbs.completion"),
                     "the program's own answer, or its own start"),
 }
 

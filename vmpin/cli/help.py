@@ -4,9 +4,8 @@ import argparse
 from pathlib import Path
 
 from vmpin.cli.output import print_markdown
-from vmpin.cli.verbs import Verbs, completed_by, did_you_mean, grammar, verb, verb_modules, verbs_parser
+from vmpin.cli.verbs import Verbs, completed_by, did_you_mean, verb, verb_modules, verbs_parser
 from vmpin.errors import UsageError
-from vmpin.install.own_version import installed_version
 
 _EXAMPLES = """\
 examples:
@@ -22,8 +21,6 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "help", "explain a command or a topic", run, epilog=_EXAMPLES)
     completed_by(parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a command, or a topic of the list "
                                      "that `vmpin help` prints"), lambda: {**verb_modules(), **pages()})
-    parser.add_argument("--man", action="store_true", help="print the manual page of TOPIC, a command, or of vmpin "
-                        "(`vmpin help --man status | man -l -`)")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of TOPIC's -o json, or list the "
                         "schemas (`vmpin help json`)")
 
@@ -33,8 +30,6 @@ def run(args: argparse.Namespace) -> int:
     if args.schema:
         from vmpin.install import data_files
         return _schema(data_files.path("docs/schemas"), args.topic)
-    if args.man:
-        return _manual(args.topic)
     topics = pages()
     if args.topic is None:
         _list(topics)
@@ -61,15 +56,6 @@ def _schema(directory: Path, name: str | None) -> int:
     else:
         raise UsageError(f"there is no schema {name!r}",
                          did_you_mean(name, texts, "`vmpin help --schema` lists them"))
-    return 0
-
-
-def _manual(name: str | None) -> int:
-    from vmpin.cli.manual import pages as manual_pages
-    texts, file = manual_pages(grammar(), installed_version() or ""), "vmpin.1" if name is None else f"vmpin-{name}.1"
-    if file not in texts:
-        raise UsageError(f"no command is called {name!r}", "`vmpin --help` lists them")
-    print(texts[file], end="")
     return 0
 
 

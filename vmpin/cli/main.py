@@ -24,6 +24,7 @@ from vmpin.cli.verbs import (
 )
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError
+from vmpin.feature import features, present
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
 GONE = 141
@@ -33,9 +34,8 @@ _SERVICES = ("watch", "reporter")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; :returns: its exit code."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell completes a line
-        from vmpin.cli.completion import complete_line
-        complete_line()
+    for take_over in present(feature.take_over for feature in features()):
+        take_over()
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed()
     for stream in (sys.stdout, sys.stderr):

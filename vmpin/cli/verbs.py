@@ -24,12 +24,12 @@ from vmpin.errors import ConfigError, UsageError, VmpinError
 from vmpin.feature import features, present
 
 if TYPE_CHECKING:
-    from vmpin.cli.manual import Command
+    from vmpin.cli.grammar import Command
 
 #: In the order in which help shows them; each is in a module of its name.
-VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "config", "help", "completion", "guest", "version")
+VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "config", "help", "guest", "version")
 #: Those that help lists apart, with those of features; and that it does not list, as an option does the same.
-_SERVICE_VERBS, _UNLISTED = ("guest",), ("version",)
+_SERVICE_VERBS, UNLISTED = ("guest",), ("version",)
 
 #: Words of scripts outside of this project, and what they stand for. No text names them.
 _ALIASES = {"explain": ("status", "--explain"), "reconcile": ("repin",)}
@@ -91,7 +91,7 @@ def verb_modules() -> dict[str, str]:
 def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of all verbs; of that alone with which the arguments begin: a short command starts in half the time
     without the others' modules."""
-    parser, verbs = _program_parser()
+    parser, verbs = program_parser()
     verb, modules = named_verb(arguments), verb_modules()
     for module in dict.fromkeys(modules.values()) if verb is None else [modules[verb]]:
         importlib.import_module(module).add_parser(verbs)
@@ -101,16 +101,7 @@ def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def names_parser() -> argparse.ArgumentParser:
-    """A parser of the verbs' names alone, which loads none of their modules."""
-    parser, verbs = _program_parser()
-    for verb in verb_modules():
-        if verb not in _UNLISTED:
-            verbs.add_parser(verb)
-    return parser
-
-
-def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
+def program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
     """The program's parser without verbs, and to what they are added."""
     name = program()
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
@@ -130,7 +121,7 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
 
 def grammar(arguments: Sequence[str] = ()) -> Command:
     """Describe what the parsers take: all of it, or for a command line what concerns its verb."""
-    from vmpin.cli.manual import read
+    from vmpin.cli.grammar import read
     return read(verbs_parser(arguments), "vmpin")
 
 
@@ -195,7 +186,7 @@ def global_options(parser: argparse.ArgumentParser) -> None:
 
 
 def completed_by(action: argparse.Action, words: Callable[[], Iterable[str]]) -> None:
-    """Have a shell complete an argument's values by these words (completion); the metavar decides for others."""
+    """Have a shell complete an argument's values by these words; the metavar decides for others."""
     vars(action)["completer"] = lambda **_: words()
 
 
@@ -211,7 +202,7 @@ class HelpFlag(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object,
                  **__: object) -> None:
-        apart, left_out = {*_SERVICE_VERBS}, {*_UNLISTED}
+        apart, left_out = {*_SERVICE_VERBS}, {*UNLISTED}
         config = None
         with contextlib.suppress(VmpinError, OSError):  # the list of commands needs no valid configuration
             config = configuration.load_usable(_file(namespace), os.environ, _flags(namespace))

@@ -6,6 +6,7 @@ NAMES = (
     "allocator",
     "installer",
     "logs",
+    "shell",
     "metrics",
     "isolation",
     "irqs",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.cli.grammar import read
 from vmpin.cli.main import main
-from vmpin.cli.manual import read
 from vmpin.cli.verbs import verbs_parser, without_seconds
 
 GIVEN_OUT = """\

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typed_shell import offered
 
+from vmpin.cli.grammar import read
 from vmpin.cli.main import main
-from vmpin.cli.manual import read
 from vmpin.cli.verbs import verbs_parser
 from vmpin.features.doctor.checks import all_checks
 from vmpin.features.doctor.verbs.doctor import node_root

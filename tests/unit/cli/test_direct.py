@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli import control_client
+from vmpin.cli.grammar import read
 from vmpin.cli.main import main
-from vmpin.cli.manual import read
 from vmpin.cli.verbs import verb_modules as ALL
 from vmpin.cli.verbs import verbs_parser
 from vmpin.config import loading as settings

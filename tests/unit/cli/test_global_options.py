@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.cli.grammar import Command, read
 from vmpin.cli.main import main
-from vmpin.cli.manual import Command, read
 from vmpin.cli.verbs import load_config, verb_modules, verbs_parser
 from vmpin.config.settings import BY_KEY
 

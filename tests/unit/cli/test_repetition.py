@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli import repetition
+from vmpin.cli.grammar import read
 from vmpin.cli.main import main
-from vmpin.cli.manual import read
 from vmpin.cli.verbs import verbs_parser, without_seconds
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")

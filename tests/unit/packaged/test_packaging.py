@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from need import lacking
 
-from vmpin.cli.manual import pages
 from vmpin.cli.verbs import grammar
 from vmpin.config.settings import SETTINGS
+from vmpin.features.shell.verbs.manual_pages import pages
 
 ROOT = Path(__file__).parents[3]
 

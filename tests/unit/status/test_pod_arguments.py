@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vmpin.errors import UsageError
-from vmpin.status.pod_arguments import NamedSandbox, PodMatch, completions, matches_of, only_match
+from vmpin.status.pod_arguments import NamedSandbox, matches_of, only_match
 
 SHOP = NamedSandbox("5f2c" + "0" * 60, "demo", "shop", [("aa11", "web"), ("bb22", "db")])
 OTHER = NamedSandbox("77aa" + "0" * 60, "prod", "shop", [("cc33", "web")])
@@ -67,34 +65,3 @@ def test_names_from_outside_do_not_steer_a_terminal() -> None:
     with pytest.raises(UsageError) as refused:
         only_match("a", "", [NamedSandbox("11", "n", "a\x1b[2J")])
     assert "\x1b" not in refused.value.hint
-
-
-@pytest.mark.parametrize(("text", "namespace", "containers", "found"), [
-    ("", "", False, ["demo/shop", "pod-a", "prod/shop", "shop-7d9f-x2z", "web"]),
-    ("", "demo", False, ["shop", "shop-7d9f-x2z"]), ("", "none", False, []),
-    ("demo", "", False, ["demo/shop", "demo/shop-7d9f-x2z"]), ("shop", "", False, ["shop-7d9f-x2z"]),
-    ("5f2", "", False, ["5f2c00000000", "5f2d00000000"]), ("5f2c" + "0" * 20, "", False, [SHOP.id]),
-    ("po", "", False, ["pod-a"]), ("shop/", "", True, ["shop/db"]),
-    ("demo/shop/", "", True, ["demo/shop/db", "demo/shop/web"]),
-    ("shop/d", "demo", True, ["shop/db"]), ("shop/d", "", True, ["shop/db"]), ("zzz", "", True, [])])
-def test_what_may_be_typed_next(text: str, namespace: str, containers: bool, found: list[str]) -> None:
-    assert completions(text, namespace, ALL, containers) == found
-
-
-_NAMES = st.sampled_from(("a", "b", "ab", "a-b", ""))
-_SANDBOXES = st.lists(st.builds(
-    NamedSandbox, st.text("0123456789ef", min_size=64, max_size=64), _NAMES.filter(bool), _NAMES,
-    st.lists(st.tuples(st.text("0123456789", min_size=64, max_size=64), _NAMES), max_size=2)),
-    max_size=5, unique_by=lambda each: each.id)
-
-
-@given(_SANDBOXES, st.sampled_from(("", "a", "a/", "a/b", "b", "0", "a/a/")), st.sampled_from(("", "a")),
-       st.booleans())
-def test_what_may_be_typed_next_means_one_thing(among: list[NamedSandbox], text: str, namespace: str,
-                                                containers: bool) -> None:
-    for name in completions(text, namespace, among, containers):
-        assert name.startswith(text)
-        assert len(matches_of(name, namespace, among)) == 1
-    if not text:
-        named = [matches_of(name, namespace, among)[0] for name in completions("", namespace, among)]
-        assert sorted(named) == sorted(PodMatch(each) for each in among if namespace in ("", each.namespace))

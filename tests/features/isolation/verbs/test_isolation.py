@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from absurd_numbers import Parser, check_bound, reads
 
+from vmpin.cli.grammar import read
 from vmpin.cli.main import main
-from vmpin.cli.manual import read
 from vmpin.cli.verbs import verbs_parser
 from vmpin.config.loading import load
 from vmpin.features.isolation.verbs import isolation as verb

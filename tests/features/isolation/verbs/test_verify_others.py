@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from vmpin.cli.grammar import read
 from vmpin.cli.main import main
-from vmpin.cli.manual import read
 from vmpin.cli.verbs import verbs_parser
 from vmpin.features.isolation.others import Kind
 from vmpin.features.isolation.verbs.others_options import CLASSES

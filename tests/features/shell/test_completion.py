@@ -13,7 +13,7 @@ import pytest
 from need import need_tool
 from typed_shell import PATIENT, VMPIN, TypedShell, answering_watcher, offered, pod, typed_shell
 
-from vmpin.cli.manual import Command
+from vmpin.cli.grammar import Command
 from vmpin.cli.verbs import grammar, verb_modules
 from vmpin.config.settings import BY_KEY
 

@@ -10,8 +10,8 @@ import pytest
 from need import need_tool
 
 from vmpin.cli.main import main
-from vmpin.cli.manual import escaped, pages
 from vmpin.cli.verbs import grammar, verb_modules
+from vmpin.features.shell.verbs.manual_pages import escaped, pages
 
 ROOT = Path(__file__).parents[3]
 PAGES = pages(grammar(), "0.1.0")

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from vmpin.cli.this_program import own_program
-from vmpin.cli.verbs import Verbs, named_verb, names_parser, verb, verbs_parser
+from vmpin.cli.verbs import UNLISTED, Verbs, named_verb, program_parser, verb, verb_modules, verbs_parser
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -68,11 +68,20 @@ def complete_line() -> None:
         from argcomplete.lexers import split_line
         words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3][1:]
         # All verbs' modules would take three times as long as all that a TAB takes with one.
-        parser = names_parser() if named_verb(words) is None else verbs_parser(words)
+        parser = _names_parser() if named_verb(words) is None else verbs_parser(words)
         _prepare(parser, words)
         autocomplete(parser, always_complete_options=False, default_completer=SuppressCompleter(),
                      print_suppressed=True)
     os._exit(1)
+
+
+def _names_parser() -> argparse.ArgumentParser:
+    """A parser of the verbs' names alone, which loads none of their modules."""
+    parser, verbs = program_parser()
+    for name in verb_modules():
+        if name not in UNLISTED:
+            verbs.add_parser(name)
+    return parser
 
 
 def _give_up(number: int, frame: FrameType | None) -> None:
@@ -116,7 +125,7 @@ def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     :param text: what was typed of the name. :param words: those of the command line before it."""
     from vmpin.cli.control_client import named_sandboxes, status_document
     from vmpin.cli.verbs import load_config
-    from vmpin.status.pod_arguments import completions
+    from vmpin.features.shell.pod_words import completions
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # The value of the last may be what is being typed.
     parser.add_argument("--config", nargs="?")

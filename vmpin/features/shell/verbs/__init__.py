@@ -1,0 +1,1 @@
+"""The verb `completion`, and the manual pages that `help --man` prints."""
