@@ -30,9 +30,10 @@ from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.topology import Topology
+from vmpin.features.installer import agent_zipapp
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.vcpu_map import guest_map
-from vmpin.install import agent_zipapp, data_files
+from vmpin.install import data_files
 from vmpin.placement.ownership import Node as HostCpus
 from vmpin.placement.ownership import claims_of, ownership
 from vmpin.placement.rules import PlacementRequest, place

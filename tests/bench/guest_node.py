@@ -21,8 +21,8 @@ from vms import PREFIX, compiled
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
+from vmpin.features.installer import agent_zipapp
 from vmpin.guests.channels import Stream, open_unix
-from vmpin.install import agent_zipapp
 
 #: A container's: 50 have 1,000.
 THREADS = 20

@@ -26,9 +26,10 @@ import json, sys, typing
 compiled, init = [], typing.ForwardRef.__init__
 typing.ForwardRef.__init__ = lambda self, text, *rest, **more: compiled.append(text) or init(self, text, *rest, **more)
 from vmpin.cli.main import main
-code = main(sys.argv[1:])
-print(json.dumps([sorted(sys.modules), compiled]), file=sys.stderr)
-sys.exit(code)
+try:
+    sys.exit(main(sys.argv[1:]))
+finally:
+    print(json.dumps([sorted(sys.modules), compiled]), file=sys.stderr)
 """
 
 
@@ -104,7 +105,7 @@ def test_reconcile_without_a_watcher_loads_no_more_than_its_pass(tmp_path: Path)
 
 
 def test_the_version_loads_nothing_that_finds_packages(tmp_path: Path) -> None:
-    output, modules = loaded_by(tmp_path, "version")
+    output, modules = loaded_by(tmp_path, "--version")
     assert output.startswith("vmpin ")
     assert not modules & {*_HEAVY, "logging", "zipfile", "vmpin.reconcile"}
     assert own_modules(modules) <= 27

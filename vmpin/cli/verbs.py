@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from vmpin.cli.grammar import Command
 
 #: In the order in which help shows them; each is in a module of its name.
-VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "config", "help", "guest", "version")
-#: Those that help lists apart, with those of features; and that it does not list, as an option does the same.
-_SERVICE_VERBS, UNLISTED = ("guest",), ("version",)
+VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "config", "help")
 
 #: Words of scripts outside of this project, and what they stand for. No text names them.
-_ALIASES = {"explain": ("status", "--explain"), "reconcile": ("repin",)}
+_ALIASES = {"explain": ("status", "--explain"), "reconcile": ("repin",), "version": ("--version",)}
 
 #: What verbs' parsers are added to: argparse's type for it is not public.
 Verbs = Any
@@ -93,7 +91,8 @@ def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     without the others' modules."""
     parser, verbs = program_parser()
     verb, modules = named_verb(arguments), verb_modules()
-    for module in dict.fromkeys(modules.values()) if verb is None else [modules[verb]]:
+    wanted = [*dict.fromkeys(modules.values())] if verb is None else [modules[verb]]
+    for module in wanted if arguments[:1] != ["--version"] else ():
         importlib.import_module(module).add_parser(verbs)
     for options in present(feature.options for feature in features()):
         for verb_name, verb_parser in {"": parser, **verbs.choices}.items():
@@ -202,7 +201,7 @@ class HelpFlag(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object,
                  **__: object) -> None:
-        apart, left_out = {*_SERVICE_VERBS}, {*UNLISTED}
+        apart, left_out = set[str](), set[str]()
         config = None
         with contextlib.suppress(VmpinError, OSError):  # the list of commands needs no valid configuration
             config = configuration.load_usable(_file(namespace), os.environ, _flags(namespace))

@@ -1,1 +1,1 @@
-"""What an installation has: its version, the paths of the wheel's data files, and the guest agent's zipapp."""
+"""What an installation has: its version, and the paths of the wheel's data files."""

@@ -134,7 +134,7 @@ def leaves(command: Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str
 
 
 def test_every_verb_option_and_choice_of_the_parsers_is_offered(tmp_path: Path) -> None:
-    assert set(offered(tmp_path, "vmpin ")) & {*verb_modules()} == {*verb_modules()} - {"version"}, "--version does it"
+    assert set(offered(tmp_path, "vmpin ")) >= {*verb_modules()}
     assert offered(tmp_path, "vmpin --config x comp") == ["completion"]
     assert set(offered(tmp_path, "vmpin --set ")) == {f"{key}=" for key in BY_KEY}
     assert set(offered(tmp_path, "vmpin status --set ")) == {f"{key}=" for key in BY_KEY}

@@ -21,7 +21,7 @@ COMMANDS = [
     "verify -l a=b", "verify --others", "isolation --all", "top",
     "doctor", "gather", "plan", "plan --scenario f", "alloc", "alloc set shop policy=none", "repin", "unpin shop",
     "unpin --all --dry-run", "config", "install hook --hooks-dir d", "install service --now", "uninstall", "demo",
-    "demo --noise", "version"]
+    "demo --noise"]
 
 
 #: Of lines that no command prints: the watcher sends them on its sockets.

@@ -65,7 +65,7 @@ def version(wheel: Path) -> str:
 
 
 def test_a_build_says_which_commit_it_is_of(wheel: Path) -> None:
-    """Before a release: `pip install --upgrade` takes the later build, and `vmpin version` shows which one runs."""
+    """Before a release: `pip install --upgrade` takes the later build, and `vmpin --version` shows which one runs."""
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+(\+g[0-9a-f]+(\.d\d{8})?)?)?", version(wheel))
 
 

@@ -1,5 +1,5 @@
-"""What is put on a node and taken off it: the OCI hook with its registrations, and the service's unit.
-docs/node.md and hooks/README.md describe it."""
+"""What is put on a node and taken off it: the OCI hook with its registrations, the service's unit,
+and the agent for guests as one file. docs/node.md, hooks/README.md and guest/README.md describe it."""
 
 from __future__ import annotations
 
@@ -24,5 +24,6 @@ def _options(verb: str, parser: ArgumentParser) -> None:
 
 _VERBS = "vmpin.features.installer.verbs"
 
-FEATURE = Feature(name="installer", verbs={"install": f"{_VERBS}.install", "uninstall": f"{_VERBS}.uninstall"},
+FEATURE = Feature(name="installer", verbs={"install": f"{_VERBS}.install", "uninstall": f"{_VERBS}.uninstall",
+                                          "guest": f"{_VERBS}.guest"}, service_verbs=("guest",),
                   options=_options)

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from vmpin.cli.this_program import own_program
-from vmpin.cli.verbs import UNLISTED, Verbs, named_verb, program_parser, verb, verb_modules, verbs_parser
+from vmpin.cli.verbs import Verbs, named_verb, program_parser, verb, verb_modules, verbs_parser
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -79,8 +79,7 @@ def _names_parser() -> argparse.ArgumentParser:
     """A parser of the verbs' names alone, which loads none of their modules."""
     parser, verbs = program_parser()
     for name in verb_modules():
-        if name not in UNLISTED:
-            verbs.add_parser(name)
+        verbs.add_parser(name)
     return parser
 
 

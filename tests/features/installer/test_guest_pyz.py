@@ -24,7 +24,7 @@ from lab.errors import LabError
 from need import lacking, need_root, need_tool, need_unshare
 
 import vmpin_agent
-from vmpin.install import agent_zipapp
+from vmpin.features.installer import agent_zipapp
 from vmpin.protocol.messages import (
     ContainerVcpus,
     InventoryRequest,

@@ -22,7 +22,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from vmpin.install import agent_zipapp
+    from vmpin.features.installer import agent_zipapp
     try:
         size = agent_zipapp.build(Path(args.out))
     except OSError as err:
