@@ -1,9 +1,10 @@
 """The state file: state that cannot be read back from the machine, with a checksum, always replaced as a whole.
 
-It has the containers that only hooks reported, the original masks, the previous one-to-one pairs, the identified vCPU
-threads of VMMs without thread names, the kubelet's last good checkpoint, and the suspended sandboxes. It lies in /run,
-and is valid for one boot. A damaged file is set aside, and the state is rebuilt from the running system, except for
-the original masks, which are in a second file too. Notes have original masks that are not yet in the state file. """
+It has the containers that only hooks reported, requests to the runtime in progress, the original masks, the previous
+one-to-one pairs, the identified vCPU threads of VMMs without thread names, the kubelet's last good checkpoint, and the
+suspended sandboxes. It lies in /run, and is valid for one boot. A damaged file is set aside, and the state is rebuilt
+from the running system, except for the original masks, which are in a second file too. Notes have original masks that
+are not yet in the state file. """
 
 from __future__ import annotations
 

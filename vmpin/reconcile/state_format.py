@@ -81,11 +81,13 @@ def _pack(parts: Parts) -> dict[str, object]:
 
 def _pack_record(record: ContainerRecord, container: Container) -> dict[str, object]:
     # A report: source, CPUs, time, and the CPUs that it replaced, if any.
+    pending = {"pending": [record.requested, container.creating, container.requested_cpuset]} if record.pending else {}
     return {"id": container.id, "name": container.name,
             "words": [[source, *(report if report.replaced else report[:2])]
                       for source, report in record.reports.items()],
             "exclusive": container.exclusive, "state": container.state, "pause": container.pause,
-            "source": record.source, "time": record.time, "bundle": record.bundle, "init": record.init}
+            "source": record.source, "time": record.time, "bundle": record.bundle, "init": record.init,
+            **pending}
 
 
 def _unpack_report(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> CpusetReport:
@@ -154,9 +156,13 @@ def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[i
     for item in entry["containers"]:
         reports = {Source(source): _unpack_report(moment, *report) for source, *report in item["words"]}
         source = Source(item["source"])
+        requested, creating, wanted = item.get("pending", (False, False, None))
         container = Container(ContainerId(item["id"]), item["name"], reports[source].cpuset if reports else None,
-                              item["exclusive"], ContainerState(item["state"]), item["pause"])
-        containers[container.id] = ContainerRecord(container, source, moment(_time(item["time"])), item["bundle"],
-                                         item["init"] and _thread(*item["init"]), reports)
+                              item["exclusive"], ContainerState(item["state"]), item["pause"],
+                              creating=creating is True,
+                              requested_cpuset=None if wanted is None else CpuSet.parse(wanted))
+        containers[container.id] = ContainerRecord(
+            container, source, moment(_time(item["time"])), item["bundle"], item["init"] and _thread(*item["init"]),
+            reports, requested is True)
     return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
                         entry["vmm"] and _thread(*entry["vmm"]), entry["handler"], entry.get("pod_by_nri") is True)

@@ -53,10 +53,14 @@ def claimed(state: DesiredState) -> CpuClaims:
     (CREATION_EVENTS, False, False, ContainerState.RUNNING),
     ((CREATION_EVENTS[0], event(Verb.REMOVE, 11)), False, False, ContainerState.STOPPED),
     ((CREATION_EVENTS[1], event(Verb.STOP, 12)), False, False, ContainerState.STOPPED),
-    ((CREATION_EVENTS[1], Synced((pod(),), (container(cpus="4-5", state=1),), 20)), False, False,
+    ((CREATION_EVENTS[1], Synced((pod(),), (container(cpus="4-5", state=1),), 20)), True, True,
      ContainerState.CREATED),
+    ((CREATION_EVENTS[1], Synced((pod(),), (container(cpus="4-5", state=1),), 20), event(Verb.START, 21)), False,
+     False, ContainerState.CREATED),
+    ((CREATION_EVENTS[1], Synced((pod(),), (container(cpus="4-5"),), 20)), False, False, ContainerState.RUNNING),
     ((CREATION_EVENTS[1], Synced((pod(),), (), 20)), False, False, ContainerState.STOPPED),
-], ids=["asked", "created", "its task is there", "runs", "failed", "stopped", "listed", "not listed"])
+], ids=["asked", "created", "its task is there", "runs", "failed", "stopped", "listed",
+        "listed before its task is there", "listed as running", "not listed"])
 def test_a_container_that_is_created_has_its_cpus_from_the_request_on(
         events: tuple[NriEvent, ...], pending: bool, coming: bool, state: ContainerState) -> None:
     found = record_of(after(events))

@@ -44,8 +44,10 @@ def known(draw: st.DrawFn, name: ContainerId) -> ContainerRecord:
         CpusetReport, cpus, moments, st.lists(cpus, max_size=3).map(tuple)), max_size=3))
     source = draw(st.sampled_from(list(said) or list(Source)))
     container = Container(name, draw(names), said[source].cpuset if said else None, draw(st.none() | st.booleans()),
-                          draw(st.sampled_from(ContainerState)), draw(st.booleans()))
-    return ContainerRecord(container, source, draw(moments), draw(names), draw(st.none() | threads), said)
+                          draw(st.sampled_from(ContainerState)), draw(st.booleans()), creating=draw(st.booleans()),
+                          requested_cpuset=draw(st.none() | cpus))
+    return ContainerRecord(container, source, draw(moments), draw(names), draw(st.none() | threads), said,
+                           draw(st.booleans()))
 
 
 @st.composite

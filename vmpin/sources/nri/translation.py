@@ -69,8 +69,8 @@ class _EventTranslation:
         :param creating: whether its vCPUs may still be plugged in; that ends with START, `requested` with POST_CREATE.
         """
         yield from self._place(event)
-        seen = self._container(event.container, state, event.time_ns)
-        yield seen._replace(container=seen.container._replace(creating=creating), requested=event.verb is Verb.CREATE)
+        seen = self._container(event.container, state, event.time_ns, creating)
+        yield seen._replace(requested=event.verb is Verb.CREATE)
 
     def _has_ended(self, container: NriContainer) -> bool:
         """Whether a container ended during its update; no container is started twice."""
@@ -103,7 +103,10 @@ class _EventTranslation:
             if container.state == STOPPED:
                 yield events.ContainerStopped(container.pod, container.id, event.time_ns)
             else:
-                yield self._container(container, _state(container), event.time_ns, container.id not in event.current)
+                # containerd lists a container from POST_CREATE on; Kata plugs in its vCPUs between that and START.
+                state = _state(container)
+                seen = self._container(container, state, event.time_ns, state is ContainerState.CREATED)
+                yield seen._replace(from_list=container.id not in event.current)
         listed = frozenset(container.id for container in event.containers)
         pods = {pod.id for pod in event.pods} | {container.pod for container in event.containers}
         for sandbox in self._state.sandboxes.values():
@@ -118,12 +121,12 @@ class _EventTranslation:
         return events.SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
 
     def _container(self, container: NriContainer, state: ContainerState, time_ns: int,
-                   from_list: bool = False) -> events.ContainerSeen:
+                   creating: bool) -> events.ContainerSeen:
         sandbox = self._state.sandboxes.get(container.pod)
         init = self._processes.init_of(container, sandbox, time_ns)
         exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
-        seen = Container(container.id, container.name, container.cpus, exclusive, state)
-        return events.ContainerSeen(container.pod, seen, Source.NRI, time_ns, init=init, from_list=from_list)
+        seen = Container(container.id, container.name, container.cpus, exclusive, state, creating=creating)
+        return events.ContainerSeen(container.pod, seen, Source.NRI, time_ns, init=init)
 
     def _record(self, container: NriContainer) -> ContainerRecord | None:
         sandbox = self._state.sandboxes.get(container.pod)

@@ -131,8 +131,8 @@ def test_a_list_reports_all_that_is_there() -> None:
         ContainerSeen(POD, Container(C1, "name-c1", CpuSet.parse("2-3"), None, ContainerState.RUNNING), Source.NRI, 7,
                       from_list=True),
         ContainerStopped(POD, C2, 7),
-        ContainerSeen(POD, Container(ContainerId("c3"), "name-c3", None, None, ContainerState.CREATED), Source.NRI, 7,
-                      from_list=True),
+        ContainerSeen(POD, Container(ContainerId("c3"), "name-c3", None, None, ContainerState.CREATED, creating=True),
+                      Source.NRI, 7, from_list=True),
         ContainerSeen(SandboxId("pod2"), Container(ContainerId("c4"), "name-c4", CpuSet([5])), Source.NRI, 7,
                       from_list=True)]
 
