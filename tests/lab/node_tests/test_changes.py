@@ -98,10 +98,9 @@ def test_a_pinned_vcpu_whose_cpu_goes_offline_comes_back_with_it(nested_vm: Star
         wait_for(vm, ["0-1", "2", "3"], "0-1")
 
 
-def test_a_sandbox_all_of_whose_cpus_go_offline_keeps_running_and_gets_them_back(
+def test_a_sandbox_all_of_whose_cpus_go_offline_is_on_the_pool_until_they_are_back(
         nested_vm: StartsVms, kata: Kata, vmpin: Vmpin, watcher: Watcher) -> None:
-    """A busy guest, whose vCPU has to go somewhere at once. Meanwhile the sandbox has no CPU of its own: the pool."""
-    vm = nested_vm(vcpus=1, vhost_net=1, guest=Guest.BUSY)
+    vm = nested_vm(vcpus=1, vhost_net=1, guest=Guest.IDLE)
     kata.write(vm, {"pinned": "5"})
     with watcher:
         wait_for(vm, ["5"], "5")

@@ -25,6 +25,8 @@ from lab.node_tests.runs import Runs
 from vmpin.cpuset import CpuSet
 from vmpin.protocol.messages import NeedMap, Unpin
 
+pytestmark = pytest.mark.release  # minutes
+
 CID = 4712
 ALL = CpuSet.parse("0-3")
 #: The guest is emulated twice.
@@ -150,7 +152,6 @@ def wait_for_masks(made: GuestContainer, cpus: str) -> None:
           lambda: f"{made.cgroup} on {cpus}, have {made.threads()}", SLOW)
 
 
-@pytest.mark.release
 def test_a_process_of_the_guest_is_not_taken_for_the_host(guest: PodGuest) -> None:
     """AF_VSOCK shows the caller's CID: from within it is not 2."""
     with AgentClient.vsock(CID, patience=SLOW) as host:
@@ -158,7 +159,6 @@ def test_a_process_of_the_guest_is_not_taken_for_the_host(guest: PodGuest) -> No
     assert guest.call_agent_from_within() == "refused"
 
 
-@pytest.mark.release
 def test_the_agent_serves_again_after_kill_9(guest: PodGuest) -> None:
     main = guest.container("idle", idle=1)
     with AgentClient.vsock(CID, patience=SLOW) as host:

@@ -7,6 +7,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from lab.node_tests.conftest import StartsVms
 from lab.node_tests.guest import Guest
 from lab.node_tests.machines import Kata, NestedVm, Vmpin, Watcher, mask, until
@@ -50,6 +52,7 @@ def misplace(vm: NestedVm, cpus: str) -> None:
             os.sched_setaffinity(tid, CpuSet.parse(cpus).frozen())
 
 
+@pytest.mark.release  # its busy guests take the build machine's CPUs for minutes
 def test_no_thread_of_a_busy_sandbox_runs_on_anothers_cpus(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
                                                           watcher: Watcher) -> None:
     # The watcher is there from the beginning, and has nothing to do yet: to start one beside busy VMs takes long here.

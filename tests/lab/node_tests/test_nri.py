@@ -84,6 +84,7 @@ class Kubelet:
             container.update(cpus=self.pool)
 
 
+@pytest.mark.release
 def test_vm_pods_and_runc_pods_share_a_node(node: CriNode) -> None:
     containerd, kubelet = node.containerd, Kubelet(node)
     node.connect()
