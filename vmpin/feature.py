@@ -213,9 +213,6 @@ class Feature(Parts):
     cpu_notes: Callable[[Document], Mapping[int, Sequence[str]]] | None = None
     #: A few words about a sandbox's entry, for the legend of `vmpin map`; "" for nothing.
     legend: Callable[[Document], str] | None = None
-    #: The map of this node as lines of texts with styles. (the configuration, a status document, whether the watcher
-    #: is left out, columns)
-    map_lines: Callable[[Config, Document, bool, int], Iterable[Sequence[tuple[str, str]]]] | None = None
     #: Prints the map of a node, or writes it to a file. (a status document, the topology, arguments of `vmpin map`)
     show_map: Callable[[Document, Topology, Namespace], None] | None = None
     #: Facts for its checks beside those of every node (`NodeFacts.of_features`), as JSON can hold them. (the

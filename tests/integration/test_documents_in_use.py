@@ -30,7 +30,7 @@ pytestmark = pytest.mark.root
 COMMANDS = [
     "status", "status PODARG", "status --inspect", "status --direct", "map", "status PODARG --explain", "verify",
     "verify PODARG", "verify --since 1h", "verify --others --seconds 0", "isolation --all",
-    "top --batch --count 2 --delay 0.5", "doctor", "gather --dry-run", "plan", "config", "unpin PODARG --dry-run",
+    "top --count 2 --delay 0.5", "doctor", "gather --dry-run", "plan", "config", "unpin PODARG --dry-run",
     "unpin --every --dry-run", "repin",
     "unpin PODARG", "status", "repin PODARG"]
 

@@ -67,8 +67,9 @@ def _carry_out(arguments: Sequence[str]) -> int:
         parsed = _parsed(arguments)
         if getattr(parsed, "watch", None):
             from vmpin.cli.repetition import repeat
-            repeat(parsed)
-        code: int = parsed.run(parsed)
+            code: int = repeat(parsed)
+        else:
+            code = parsed.run(parsed)
         sys.stdout.flush()
     except VmpinError as err:
         _complain(f"vmpin: {err}", *([f"  {named(err.hint)}"] if err.hint else []))

@@ -16,12 +16,13 @@ from vmpin.status.collector import when
 _TOP, _REST_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def repeat(args: argparse.Namespace) -> None:
-    """Carry the verb out every `args.watch` seconds; it never returns. An error of the first time ends it; a later one
-    is shown in place of the output: the watcher may have been restarted, or a pod have ended.
+def repeat(args: argparse.Namespace) -> int:
+    """Carry the verb out every `args.watch` seconds, `args.count` times (0, or none: without end). An error of the
+    first time ends it; a later one is shown in place of the output: the watcher may have been restarted, or a pod have
+    ended. :returns: the exit code 0.
     :raises VmpinError: the error of the first time. :raises KeyboardInterrupt: at Ctrl-C."""
     gc.enable()
-    redrawn, first = sys.stdout.isatty() and args.output not in ("json", "yaml"), True
+    redrawn, first, left = sys.stdout.isatty() and args.output not in ("json", "yaml"), True, getattr(args, "count", 0)
     try:
         while True:
             try:
@@ -31,7 +32,9 @@ def repeat(args: argparse.Namespace) -> None:
                     raise
                 _show_error(err, redrawn, args.watch)
             sys.stdout.flush()
-            first = False
+            first, left = False, left - 1
+            if not left:
+                return 0
             time.sleep(args.watch)
     except KeyboardInterrupt:
         if redrawn:
@@ -44,7 +47,7 @@ def _once(args: argparse.Namespace, redrawn: bool, first: bool) -> None:
     if args.output == "json":
         args.run(args)
         return
-    with contextlib.redirect_stdout(_Screen() if redrawn else io.StringIO()) as page:
+    with contextlib.redirect_stdout(Screen() if redrawn else io.StringIO()) as page:
         args.run(args)
     if redrawn:
         draw(_head(args.watch) + page.getvalue(), first)
@@ -60,7 +63,7 @@ def _show_error(err: VmpinError, redrawn: bool, seconds: float) -> None:
         print(f"{when(time.time())} {text}", end="", file=sys.stderr, flush=True)
 
 
-class _Screen(io.StringIO):
+class Screen(io.StringIO):
     """Stands in for the terminal while a verb prints, so that one page replaces another at once."""
 
     encoding = property(lambda self: getattr(sys.__stdout__, "encoding", "utf-8"))

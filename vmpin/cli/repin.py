@@ -47,13 +47,9 @@ def run(args: argparse.Namespace) -> int:
     return finish(args, outcome, f"{number_of(outcome['vms'], 'VM')}, nothing to change", names)
 
 
-def reconciled(config: Config, sandbox: SandboxId | None) -> Document:
-    """The operations of a pass over one sandbox, or all (None), through the watcher if one runs."""
-    return _reconciled(config, sandbox)[0]
-
-
 def _reconciled(config: Config, sandbox: SandboxId | None) -> tuple[Document, Callable[[], Mapping[str, str]]]:
-    """The operations, and what reads the names of pods and containers by their ids."""
+    """The operations of a pass over one sandbox, or all (None), through the watcher if one runs; and what reads the
+    names of pods and containers by their ids."""
     if (answer := ask(config, {"op": "reconcile", "sandbox": sandbox})) is not None:
         return answer, lambda: known_names(config)
     from vmpin.reconcile import one_pass

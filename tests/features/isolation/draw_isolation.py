@@ -7,33 +7,33 @@ repository's root:
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from booked import figures_between
 from draw_pictures import PICTURES, svg
 from rich.text import Text
 from top_given import MS, used
 
+from vmpin.cli.repetition import Screen
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation.cpu_intervals import Interval
 from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook, ProgramKind
 from vmpin.features.isolation.isolation_page import page
 from vmpin.features.isolation.isolation_report import document, pod_report, with_slo
-from vmpin.features.isolation.verbs.top.screen import laid_out
-from vmpin.features.isolation.verbs.top.sheet import Surroundings, sheet
-from vmpin.features.isolation.verbs.top.view_state import Line, Page, State, View, with_selection
+from vmpin.features.isolation.verbs.top import show
 
 
 def top() -> str:
-    around = Surroundings("node-1", "03:14:15", 3.0, "")
-    found = used()
-    made = sheet(found, State((Page(View.PODS),)), around)
-    lines: list[Line] = laid_out(made, with_selection(State((Page(View.PODS),)), made.listed(16)), 80, 16)
-    return svg([Text.assemble(*line) for line in lines], "vmpin top")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(Screen()) as page:
+        patch.setenv("COLUMNS", "80")
+        show(used(), "foreign", threads=False, trouble="")
+    return svg([Text.from_ansi(line) for line in page.getvalue().splitlines()], "vmpin top")
 
 
 def clock(moment: int) -> str:

@@ -51,4 +51,4 @@ def _options(verb: str, parser: ArgumentParser) -> None:
 _VERBS = "vmpin.features.isolation.verbs"
 
 FEATURE = Feature(name="isolation", watch=_watch, files=_files, options=_options,
-                  verbs={"isolation": f"{_VERBS}.isolation", "top": f"{_VERBS}.top.command"})
+                  verbs={"isolation": f"{_VERBS}.isolation", "top": f"{_VERBS}.top"})

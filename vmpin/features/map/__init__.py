@@ -3,7 +3,6 @@ docs/map.md describes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vmpin.feature import Document, Feature
@@ -11,7 +10,6 @@ from vmpin.feature import Document, Feature
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from vmpin.config.settings import Config
     from vmpin.domain.topology import Topology
 
 _EXAMPLE = "  vmpin map                  a picture of the node's CPUs, their owners and the threads on them\n"
@@ -22,13 +20,6 @@ def _options(verb: str, parser: ArgumentParser) -> None:
         parser.epilog = parser.epilog.replace("in service:\n", f"{_EXAMPLE}in service:\n", 1)
 
 
-def _lines(config: Config, document: Document, direct: bool, columns: int) -> Iterable[Sequence[tuple[str, str]]]:
-    from vmpin.features.map.text import lines
-    from vmpin.features.map.verbs import picture_of
-
-    return lines(picture_of(config, document, direct), columns)
-
-
 def _show(document: Document, topology: Topology, args: Namespace) -> None:
     from vmpin.features.map.node_map import picture
     from vmpin.features.map.verbs import show
@@ -36,5 +27,4 @@ def _show(document: Document, topology: Topology, args: Namespace) -> None:
     show(picture(document, topology), args)
 
 
-FEATURE = Feature(name="map", verbs={"map": "vmpin.features.map.verbs"}, options=_options, map_lines=_lines,
-                  show_map=_show)
+FEATURE = Feature(name="map", verbs={"map": "vmpin.features.map.verbs"}, options=_options, show_map=_show)

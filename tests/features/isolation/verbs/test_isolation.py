@@ -14,7 +14,7 @@ from vmpin.cli.verbs import verbs_parser
 from vmpin.config.loading import load
 from vmpin.features.isolation.verbs import isolation as verb
 from vmpin.features.isolation.verbs.isolation import _objective
-from vmpin.features.isolation.verbs.top.command import _count, _delay
+from vmpin.features.isolation.verbs.top import _count, _delay
 
 
 def test_a_page_is_not_repeated_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,12 +75,6 @@ class PodUsage:
     exact: bool = True
     ran: list[ThreadInterval] = field(default_factory=list)
 
-    def matches(self, text: str) -> bool:
-        """Whether the text of a filter is in what is shown of the pod; case does not matter."""
-        pod, text = self.pod, text.casefold()
-        return any(text in cell.casefold() for cell in (pod.title, pod.id, pod.kind, pod.verdict, pod.guest,
-                                                        str(pod.exclusive)))
-
     def threads(self) -> list[ThreadUsage]:
         """The threads of a VM, all of them; of another pod those that ran."""
         ran = {thread.tid: thread for thread in self.ran}
@@ -97,7 +91,7 @@ class PodUsage:
 
 @dataclass(frozen=True)
 class NodeUsage:
-    """`seconds` is 0 before the first interval. `cpus`: the use of each exclusive CPU."""
+    """`cpus`: the use of each exclusive CPU."""
 
     description: NodeDescription
     seconds: float
@@ -115,10 +109,6 @@ class NodeUsage:
     @property
     def estimated(self) -> bool:
         return not all(pod.exact for pod in self.pods)
-
-    def foreign_threads_of(self, pod: str | None) -> list[ForeignThread]:
-        """The foreign threads on CPUs of one pod, or of all; those that ran longest first."""
-        return [thread for thread in self.foreign_threads if pod in (None, thread.owner)]
 
     def cpus_of(self, pod: DescribedPod) -> list[CpuUse]:
         return [use for use in self.cpus if use.cpu in pod.exclusive]
@@ -191,10 +181,8 @@ def kind_of(process: ProcessInterval, sandbox: str | None) -> ProgramKind:
     return ProgramKind.HOST if container_of(process.cgroup) is None else ProgramKind.CONTAINER
 
 
-def usage(description: NodeDescription, interval: UsageInterval | None) -> NodeUsage:
-    """Book an interval by pod. :param interval: None before the second sample."""
-    if interval is None:
-        return NodeUsage(description, 0.0, tuple(PodUsage(pod) for pod in description.pods))
+def usage(description: NodeDescription, interval: UsageInterval) -> NodeUsage:
+    """Book an interval by pod."""
     books = _IntervalBooks(description, interval)
     for process in interval.processes:
         books.book(process)
@@ -216,17 +204,12 @@ def sorted_pods(pods: Iterable[PodUsage], order: str) -> list[PodUsage]:
 VERSION = 1
 
 
-def usage_data(usage: NodeUsage, when: str, order: str, text: str) -> dict[str, Any]:
-    """Times are seconds within the interval, of which `seconds` passed.
-
-    :param order: of the pods. :param text: only pods that match it, and the foreign threads on their CPUs.
-    """
-    rows = [row for row in sorted_pods(usage.pods, order) if row.matches(text)]
-    shown = {row.pod.id for row in rows}
+def usage_data(usage: NodeUsage, when: str, order: str) -> dict[str, Any]:
+    """Times are seconds within the interval, of which `seconds` passed. :param order: of the pods."""
     return {"version": VERSION, "time": when, "seconds": round(usage.seconds, 3), "threads": usage.threads,
             "kernel_seen": usage.kernel_seen, "resolution": "ns" if usage.precise else "ticks",
-            "pods": [_pod(row, usage) for row in rows],
-            "foreign_threads": [_foreign_thread(thread) for thread in usage.foreign_threads if thread.owner in shown],
+            "pods": [_pod(row, usage) for row in sorted_pods(usage.pods, order)],
+            "foreign_threads": [_foreign_thread(thread) for thread in usage.foreign_threads],
             "collisions": list(usage.description.collisions)}
 
 

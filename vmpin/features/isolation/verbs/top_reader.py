@@ -1,20 +1,11 @@
-"""Reads the node for the live view and for the batch: the watcher's status, and samples of all threads.
-
-NodeReader does it once, at a call; UsageFeed calls it in a thread of its own, so that a slow watcher never holds up a
-key. The watcher is asked at most once a refresh, for what `vmpin status` asks.
-"""
+"""Reads the node for `vmpin top`: the watcher's status, for what `vmpin status` asks, and samples of all threads."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
 
 from vmpin.cli.control_client import DEADLINE, Document, ask_raw, read_status
 from vmpin.config.settings import Config
@@ -33,8 +24,6 @@ _LATER = 5.0
 #: However short the delay, the watcher is asked no more often than at the default one (seconds, less a little, as no
 #: refresh comes on time); and read directly, the node at most this share of the time.
 _ASK, _SHARE = 2.5, 0.05
-#: The first interval is no longer than this (seconds).
-_FIRST = 1.0
 
 
 class NodeReader:
@@ -52,21 +41,21 @@ class NodeReader:
         #: What is amiss with the watcher, "" for nothing.
         self.trouble = ""
 
-    def first(self) -> NodeUsage:
-        """The pods, without any usage yet. :raises UsageError: for an argument that names no pod."""
+    def first(self) -> None:
+        """Take the first sample. :raises UsageError: for an argument that names no pod."""
         self._describe(self._document(DEADLINE))
         named = self._named()
         for text in self._pods:
             only_match(text, self._namespace, named, noun="pod of a VM, or with exclusive CPUs,")
         self._sample()
-        assert self._described is not None
-        return self._only(usage(self._described, None))
 
     def read(self) -> NodeUsage:
         """The usage since the last call."""
         self._refresh()
+        interval = self._sample()
         assert self._described is not None
-        result = usage(self._described, self._sample())
+        assert interval is not None
+        result = usage(self._described, interval)
         if self._described.changed:
             self._described = replace(self._described, changed=EMPTY)
         return self._only(result)
@@ -131,54 +120,3 @@ def _lasting(answer: bytes) -> bytes:
     head, _, rest = answer.partition(b',"sources":')
     node, others = head.partition(b'"watcher":')[2], rest.partition(b',"features":')[2]
     return node + others if node and others else b""
-
-
-class UsageFeed:
-    """A thread that reads the node every `delay` seconds, and carries out tasks of the view in between. A context.
-
-    Results are put into a queue, and a byte is written to the pipe whose other end is `wake`.
-    """
-
-    def __init__(self, reader: NodeReader, delay: float) -> None:
-        self._reader, self._delay = reader, delay
-        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.wake, self._alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # A task may wait for a watcher that does not answer: that holds up no end.
-        self._thread = threading.Thread(target=self._run, name="vmpin-top", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._tasks.put(None)
-
-    def put(self, task: Callable[[], object]) -> None:
-        """Hand over a task: its result, or the VmpinError that it raises, becomes one of `results`."""
-        self._tasks.put(task)
-
-    def results(self) -> list[object]:
-        """Return what has come since the last call: NodeUsage, results of tasks, exceptions."""
-        results = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                results.append(self._results.get_nowait())
-        return results
-
-    def _run(self) -> None:
-        due = time.monotonic() + min(self._delay, _FIRST)
-        while True:
-            try:
-                task = self._tasks.get(timeout=max(0.0, due - time.monotonic()))
-                if task is None:
-                    return
-            except queue.Empty:
-                due = max(due + self._delay, time.monotonic() + self._delay / 2)
-                task = self._reader.read
-            try:
-                self._results.put(task())
-            except BaseException as err:  # raised again by the view
-                self._results.put(err)
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._alarm, b"!")
