@@ -52,7 +52,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "domain.cpu_owner",
               *(f"features.isolation.{name}" for name in (
                   "cpu_intervals", "others", "usage", "isolation_books", "isolation_shares", "isolation_report",
-                  "isolation_text", "isolation_page", "top.thread_intervals", "top.node_description", "top.pod_usage",
+                  "isolation_text", "top.thread_intervals", "top.node_description", "top.pod_usage",
                   "top.usage_text")),
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
               *(f"features.allocator.{name}" for name in (

@@ -1,4 +1,4 @@
-"""HTML and SVG from Jinja templates, each a file beside the module that draws with it. Pure.
+"""SVG from Jinja templates, each a file beside the module that draws with it. Pure.
 
 Names of pods, threads and processes are any text: every value is made printable, and escaped, where a template puts
 it in.

@@ -103,14 +103,14 @@ def test_fragmentation_and_reserved_cpus_are_sentences_above_the_cpus(drawn: Pic
         "2, within one last-level cache 1", "reserved 0: 1 container of policy infra on it"]
 
 
-def test_as_svg_and_html_it_has_the_same(drawn: Picture) -> None:
-    page = svg.html(drawn)
-    names = [each.text or "" for each in ET.fromstring(svg.svg(drawn)).iter("{http://www.w3.org/2000/svg}text")]
+def test_as_svg_it_has_the_same(drawn: Picture) -> None:
+    made = svg.svg(drawn)
+    names = [each.text or "" for each in ET.fromstring(made).iter("{http://www.w3.org/2000/svg}text")]
     assert "A2,F·" in names
     assert any("largest set that" in name for name in names)
     for text in ("CPUs given out", "Free CPUs", "within one last-level cache 1", "group rt: CPUs 15",
                  "CPU 4: shop/vm main and shop/web main and the shared pool"):
-        assert text in page
+        assert text in made
 
 
 def test_groups_and_a_vms_own_spare_set_are_owners_for_the_audit() -> None:
@@ -138,4 +138,4 @@ def test_where_nothing_is_given_out_the_map_is_as_before(mode: AllocationMode) -
     assert (before.notes, [each.legend for each in before.owners]) == ((), ["db x: CPUs 2 (runc)"])
     for word in ("reserved", "largest", "A·"):
         assert word not in text
-    assert "Exclusive CPUs" in svg.html(before)
+    assert "Exclusive CPUs" in svg.svg(before)

@@ -8,7 +8,3 @@ from draw_pictures import PICTURES, words_of
 
 def test_the_live_view_in_the_docs_is_as_the_program_draws_it() -> None:
     assert words_of(draw_isolation.top()) == words_of((PICTURES / "top.svg").read_text()), "draw_isolation.py"
-
-
-def test_the_report_of_a_day_can_be_drawn() -> None:
-    assert "backup-agent" in draw_isolation.isolation()

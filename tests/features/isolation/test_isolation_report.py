@@ -1,9 +1,7 @@
-"""The report as data, as text and as a page: of pods whose names, and whose programs' names, are hostile."""
+"""The report as data and as text: of pods whose names, and whose programs' names, are hostile."""
 
 from __future__ import annotations
 
-import re
-from html import unescape
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from vmpin.cpuset import CpuSet
 from vmpin.features.isolation import isolation_text as texts
 from vmpin.features.isolation.cpu_intervals import Interval
 from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook, ProgramKind
-from vmpin.features.isolation.isolation_page import page
 from vmpin.features.isolation.isolation_report import (
     advice,
     document,
@@ -78,7 +75,6 @@ def test_a_pod_without_foreign_time_has_no_worst_minute() -> None:
     found = report(book("calm", 0), since=40 * MINUTE)
     assert found["worst"] is None
     assert "no minute had foreign time" in "\n".join(texts.lines(found, None))
-    assert "No minute had foreign time" in page(document([found], clock(0), clock(60 * MINUTE)), "node")
 
 
 @pytest.mark.parametrize(("made", "percent", "verdict"), [
@@ -108,25 +104,6 @@ def test_the_text_has_80_columns_and_nothing_that_steers_a_terminal() -> None:
                                              ("", "its former exclusive CPUs")])
 def test_the_first_line_counts_the_cpus(cpus: str, words: str) -> None:
     assert words in texts.headline({**report(book()), "cpus": cpus})
-
-
-def test_the_page_stands_alone_and_escapes_what_others_chose() -> None:
-    made = book()
-    made.pod = HOSTILE
-    for pods in ([report(made, drift=DRIFT)], [report(made), report(book("calm", 0))], []):
-        found = page(with_slo(document(pods, clock(0), clock(60 * MINUTE)), 99.9), HOSTILE)
-        assert not re.search(r"<script|\x1b|\u202e|(?:src|href)=|https?:|@import|url\((?!#)", found)
-        assert "width=device-width" in found
-        assert "@page" in found
-
-
-def test_a_name_is_text_and_neither_an_element_nor_an_expression() -> None:
-    made, name = book(), """<script>"'&{{7*7}}{% raw %}"""
-    made.pod = name
-    found = page(document([report(made), report(book("calm", 0))], clock(0), clock(60 * MINUTE)), name)
-    assert "<script" not in found
-    assert f"Node {name}, " in unescape(found)
-    assert f"<summary>demo/{name}</summary>" in unescape(found)
 
 
 @pytest.mark.parametrize("share", [0.9999999, 0.99999])

@@ -61,12 +61,6 @@ def test_the_data_of_a_picture_has_what_is_drawn(tmp_path: Path, capsys: pytest.
     assert json.loads(file.read_text()) == found
 
 
-def test_as_a_page_it_has_the_files_name_and_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = drawn(PLACED, tmp_path, capsys, "-o", "html")
-    assert "<title>vmpin map, node.yaml</title>" in page
-    assert '<div class="scroll"><svg' in page, "a phone scrolls it"
-
-
 def test_a_drawing_is_not_repeated_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["map", "-w", "-o", "svg"]) == 2
     assert "--watch goes with --file FILE" in capsys.readouterr().err
@@ -83,9 +77,8 @@ def test_a_scenario_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "none.yaml" in capsys.readouterr().err
 
 
-def test_a_page_that_is_watched_is_replaced_whole_and_loaded_again(tmp_path: Path,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    file, page = tmp_path / "node.yaml", tmp_path / "node.html"
+def test_a_file_that_is_watched_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, page = tmp_path / "node.yaml", tmp_path / "node.svg"
     file.write_text(PLACED)
     page.write_text("an older one")
     before = page.stat().st_ino
@@ -94,15 +87,14 @@ def test_a_page_that_is_watched_is_replaced_whole_and_loaded_again(tmp_path: Pat
         raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", enough)  # a leaf: Ctrl-C while it waits for the next one
-    main(["map", "--scenario", str(file), "-o", "html", "--file", str(page), "--watch", "7"])
-    assert '<meta http-equiv="refresh" content="7">' in page.read_text()
+    main(["map", "--scenario", str(file), "-o", "svg", "--file", str(page), "--watch", "7"])
+    assert "<title>vmpin map, node.yaml</title>" in page.read_text()
     assert page.stat().st_ino != before
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["node.html", "node.yaml"]
-    link = tmp_path / "link.html"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["node.svg", "node.yaml"]
+    link = tmp_path / "link.svg"
     link.symlink_to(page)
-    main(["map", "--scenario", str(file), "-o", "html", "--file", str(link), "--watch", "8"])
+    main(["map", "--scenario", str(file), "-o", "svg", "--file", str(link), "--watch", "8"])
     assert link.is_symlink(), "what was put there stays"
-    assert 'content="8"' in page.read_text()
 
 
 def test_the_picture_in_the_readme_is_drawn_today(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,10 +30,9 @@ def test_map_draws_the_node_and_the_vm_on_it(tmp_path: Path) -> None:
         assert "NUMA node" in text
         assert " a:v1" in text
         assert "\x1b" not in text
-        page = node.cli("map", "-o", "html").stdout
-        assert page.startswith("<!doctype html>")
-        assert "guest a" in page
-        assert "\x1b" not in page
         file = tmp_path / "node.svg"
         node.cli("map", "-o", "svg", "--file", str(file))
-        assert file.read_text().startswith("<svg")
+        drawing = file.read_text()
+        assert drawing.startswith("<svg")
+        assert "Guests" in drawing
+        assert "\x1b" not in drawing

@@ -1,7 +1,7 @@
 """Isolation: what share of its exclusive CPUs' time a pod had for itself, by the minute, and the report of it.
 
 Readings become intervals (cpu_intervals), intervals are booked by the minute (isolation_books), and the books become a
-report (isolation_shares, isolation_report, isolation_text, isolation_page): all of that is pure. `vmpin verify
+report (isolation_shares, isolation_report, isolation_text): all of that is pure. `vmpin verify
 --others` judges samples of every thread over some seconds (usage, others: pure). What reads the machine:
 isolation_observer, foreign_scans and thread_usage.
 docs/isolation.md and docs/top.md describe it."""

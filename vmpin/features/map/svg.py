@@ -1,4 +1,4 @@
-"""The map as one SVG (map.svg), or in an HTML page that loads no other resource (map.html), in light or dark colours.
+"""The map as one SVG that loads no other resource (map.svg), in light or dark colours.
 
 Pure.
 """
@@ -44,20 +44,10 @@ class Ground(NamedTuple):
 
 def svg(picture: Picture) -> str:
     """The drawing with its legend below."""
-    return _rendered("map.svg", picture)
-
-
-def html(picture: Picture, refresh: float | None = None) -> str:
-    """A page with the drawing and its legend.
-    :param refresh: after so many seconds a browser is to load it again; None: never."""
-    return _rendered("map.html", picture, refresh=refresh)
-
-
-def _rendered(template: str, picture: Picture, **values: Any) -> str:
     title = ", ".join(["vmpin map", *(picture.facts[name] for name in ("node", "time") if name in picture.facts)])
-    return render("vmpin.features.map", template, title=title, facts=picture.facts, legend=_legend(picture),
-                  colours=COLOURS, hatchings=HATCHINGS, ground_of=_ground_of, marks_in_box=_marks_in_box,
-                  described=_described, wrapped=wrapped, crowds=_crowds(picture), **_layout(picture), **values)
+    return render("vmpin.features.map", "map.svg", title=title, legend=_legend(picture), colours=COLOURS,
+                  hatchings=HATCHINGS, ground_of=_ground_of, marks_in_box=_marks_in_box, described=_described,
+                  wrapped=wrapped, **_layout(picture))
 
 
 def _layout(picture: Picture) -> dict[str, Any]:
@@ -131,14 +121,6 @@ def _two_lines(words: list[str], floating: int) -> tuple[list[str], bool]:
             line += left.pop(0)
         lines.append(line.rstrip() + "…" * cut)
     return lines, cut
-
-
-def _crowds(picture: Picture) -> list[tuple[int, list[tuple[str, str]]]]:
-    """The CPUs whose boxes do not have the marks of all guests: (number, each guest's marks and title)."""
-    titles = {guest.letter: guest.title for guest in picture.guests}
-    return [(cpu.number, [(mark, titles[mark.partition(":")[0]]) for mark in guests]) for cpu in picture.cpus()
-            if len(guests := guest_marks(cpu)) > 1
-            and "".join(_marks_in_box(cpu)).replace(" ", "") != "".join(guests)]
 
 
 #: The title of a section of the legend, and its rows: the ground of a key (None for a bare sign), the key, its text.

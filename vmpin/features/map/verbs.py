@@ -1,4 +1,4 @@
-"""`vmpin map`: the node's CPUs, their owners, and the threads on them; as text, SVG, HTML or JSON."""
+"""`vmpin map`: the node's CPUs, their owners, and the threads on them; as text, SVG or JSON."""
 
 from __future__ import annotations
 
@@ -34,16 +34,14 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
-other threads of VMs on them, by their current masks in the kernel. As text (in colour at a terminal), as an SVG, as an
-HTML page that loads no other resource, or as JSON with the same data.
+other threads of VMs on them, by their current masks in the kernel. As text (in colour at a terminal), as an SVG, or
+as JSON with the same data.
 """
 
 _EXAMPLES = """\
 examples:
   vmpin map
   vmpin map -n demo                   only the VMs of one namespace
-  vmpin map -o html > node.html
-  vmpin map -o html --file node.html --watch 10     a page that a browser loads again every ten seconds
   vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format
   vmpin map -o svg --file node.svg
   vmpin map -o json | jq -r '.owners[] | [.letter, .title, .cpus] | @tsv'
@@ -58,7 +56,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--scenario", metavar="FILE", help=about_this_node(
         "draw the node described in this YAML file, as vmpin would place it"))
     watch_flag(parser)
-    output_flag(parser, ("text", "svg", "html", "json"))
+    output_flag(parser, ("text", "svg", "json"))
     parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
 
 
@@ -142,8 +140,8 @@ def show(picture: Picture, args: argparse.Namespace) -> None:
         from vmpin.features.map.node_map import map_document
         text = json.dumps(map_document(picture), indent=None if args.file else 2) + "\n"
     else:
-        from vmpin.features.map import svg
-        text = svg.svg(picture) if args.output == "svg" else svg.html(picture, args.watch)
+        from vmpin.features.map.svg import svg
+        text = svg(picture)
     if args.file is None:
         sys.stdout.write(text)
     else:

@@ -9,9 +9,9 @@ from fleet_given import COLLISION, NOW, in_namespace, pinning, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kube_given import entry
+from vmpin.features.cluster.fleet.node_pictures import map_parts
 
 from vmpin.features.cluster.fleet.fleet_views import node_document, node_table, pod_table, remarks
-from vmpin.features.cluster.fleet.node_pictures import map_parts
 from vmpin.features.cluster.fleet.node_record import (
     LARGEST,
     LONGEST_REFRESH,

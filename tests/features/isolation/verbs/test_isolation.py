@@ -9,17 +9,11 @@ import pytest
 from absurd_numbers import Parser, check_bound, reads
 
 from vmpin.cli.grammar import read
-from vmpin.cli.main import main
 from vmpin.cli.verbs import verbs_parser
 from vmpin.config.loading import load
 from vmpin.features.isolation.verbs import isolation as verb
 from vmpin.features.isolation.verbs.isolation import _objective
 from vmpin.features.isolation.verbs.top import _count, _delay
-
-
-def test_a_page_is_not_repeated_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["isolation", "--all", "-w", "-o", "html"]) == 2
-    assert "--watch goes with --file FILE" in capsys.readouterr().err
 
 
 def test_it_can_be_shown_again() -> None:

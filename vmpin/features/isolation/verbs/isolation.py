@@ -3,26 +3,14 @@
 import argparse
 import contextlib
 import shutil
-import socket
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, ask
-from vmpin.cli.output import print_data, print_text, table, write_page
+from vmpin.cli.output import print_data, print_text, table
 from vmpin.cli.run_times import duration
-from vmpin.cli.verbs import (
-    Verbs,
-    answering,
-    namespace_flag,
-    new_file,
-    output_flag,
-    usable_config,
-    verb,
-    watch_flag,
-)
+from vmpin.cli.verbs import Verbs, answering, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import UnseenError, UsageError, WatcherError
@@ -44,7 +32,6 @@ examples:
   vmpin isolation --all --since 1h                   every pod with exclusive CPUs, a line each
   vmpin isolation --all --slo 99.9                   for scripts: exit code 1 if a pod had less than 99.9 %
   vmpin isolation demo/shop --since 5m --watch       again every two seconds
-  vmpin isolation --all -o html --file isolation.html
 
 exit codes:
   0  without --slo, or every pod had at least that share
@@ -67,16 +54,13 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--since", metavar="DURATION", default="24h", help="90s, 30m, 24h (the default, and the most)")
     parser.add_argument("--slo", metavar="PERCENT", help="the share that each pod should have had at least: 99.9")
     watch_flag(parser)
-    output_flag(parser, ("text", "html", "json"))
-    parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
+    output_flag(parser, ("text", "json"))
 
 
 @answering(UnseenError)
 def run(args: argparse.Namespace) -> int:
     if bool(args.pod) == args.all:
         raise UsageError("give a pod, or --all", "`vmpin isolation --all` lists the pods with exclusive CPUs")
-    if args.watch and args.output == "html" and args.file is None:
-        raise UsageError("-o html is printed once", "--watch goes with --file FILE, which it writes again")
     config, since = usable_config(args), duration(args.since)
     if since > _LONGEST:
         raise UsageError(f"--since {args.since}: the books of isolation go back 24 hours", "e.g. --since 24h")
@@ -89,7 +73,12 @@ def run(args: argparse.Namespace) -> int:
     if objective is not None:
         from vmpin.features.isolation.isolation_report import with_slo
         report = with_slo(report, objective)
-    _show(report, objective, args)
+    if args.output == "json":
+        print_data(report, "json")
+    else:
+        _print_text(report, objective, bool(args.pod))
+        for line in _notes(config, report["pods"][0]) if args.pod else ():
+            print_text(line)
     if objective is None:
         return 0
     return {"kept": 0, "missed": 1, "undecided": 3}[report["slo"]["verdict"]]
@@ -118,26 +107,6 @@ def _chosen(pods: Sequence[Document], text: str, namespace: str) -> Document:
                           pod["pod"]["name"] if pod["pod"] else "") for pod in pods]
     chosen = only_match(text, namespace, named, "pod with exclusive CPUs in that time", "vmpin isolation --all")
     return next(pod for pod in pods if pod["sandbox"] == chosen.sandbox.id)
-
-
-def _show(report: dict[str, Any], objective: float | None, args: argparse.Namespace) -> None:
-    if args.output == "html":
-        from vmpin.features.isolation.isolation_page import page
-        text = page(report, socket.gethostname())
-        if args.file is None:
-            sys.stdout.write(text)
-        else:
-            write_page(args.file, text, args.watch)
-        return
-    with contextlib.ExitStack() as stack:
-        if args.file is not None:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(_opened(args.file))))
-        if args.output == "json":
-            print_data(report, "json")
-        else:
-            _print_text(report, objective, bool(args.pod))
-            for line in _notes(usable_config(args), report["pods"][0]) if args.pod else ():
-                print_text(line)
 
 
 def _print_text(report: dict[str, Any], objective: float | None, single: bool) -> None:
@@ -171,11 +140,3 @@ def _notes(config: Config, pod: Document) -> Iterator[str]:
         cpus = CpuSet.parse(pod["cpus"])
         notes = [note for cpu, notes in notes_on_cpus(status or {}).items() if cpu in cpus for note in notes]
         yield from ("  in the last interval:", *(f"    {note}" for note in notes)) if notes else ()
-
-
-def _opened(path: str) -> Any:
-    """The file, to be written. :raises UsageError: where it cannot be opened."""
-    try:
-        return Path(path).open("w", encoding="utf-8")
-    except OSError as err:
-        raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --file FILE") from err
