@@ -40,7 +40,7 @@ def name_of(arguments: Sequence[str]) -> str | None:
             each in ("-w", "--watch") or each.startswith("--watch=") for each in words):
         return None
     if any(each.partition("=")[0] in _ALL_NODES for each in words):
-        return {"map": "status"}.get(verb, verb) + "-all-nodes"
+        return f"{verb}-all-nodes"
     if verb == "status" and "--explain" in words:
         return "status-explain"
     if verb == "verify" and "--others" in words:

@@ -17,7 +17,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import ArgumentParser
     from collections.abc import Awaitable, Collection, Coroutine
     from pathlib import Path
 
@@ -213,8 +213,6 @@ class Feature(Parts):
     cpu_notes: Callable[[Document], Mapping[int, Sequence[str]]] | None = None
     #: A few words about a sandbox's entry, for the legend of `vmpin map`; "" for nothing.
     legend: Callable[[Document], str] | None = None
-    #: Prints the map of a node, or writes it to a file. (a status document, the topology, arguments of `vmpin map`)
-    show_map: Callable[[Document, Topology, Namespace], None] | None = None
     #: Facts for its checks beside those of every node (`NodeFacts.of_features`), as JSON can hold them. (the
     #: configuration, the mount of the node's file system)
     facts: Callable[[Config, Path], Document] | None = None

@@ -1,4 +1,4 @@
-"""Every node of a large cluster at one glance: `vmpin status|verify|map --all-nodes`, from a real API server.
+"""Every node of a large cluster at one glance: `vmpin status|verify --all-nodes`, from a real API server.
 
 The nodes are simulated: their objects are those that reporters write, of 128 CPUs and 50 sandboxes each. Beside it a
 process that reads the same list with the same package."""
@@ -30,7 +30,7 @@ from vmpin.features.cluster.fleet.fleet_reading import PAGES
 from vmpin.features.cluster.kube.node_pinning import node_pinning, pinning_update
 
 #: What is timed, and all forms whose memory is counted.
-TIMED = ("status", "verify", "map")
+TIMED = ("status", "verify")
 COMMANDS = {**{name: [name] for name in TIMED}, "wide": ["status", "-o", "wide"], "json": ["status", "-o", "json"]}
 SANDBOXES, CPUS, LABEL = 50, 128, "katacontainers.io/kata-runtime"
 FLOOR = str(Path(__file__).with_name("nodes_floor.py"))

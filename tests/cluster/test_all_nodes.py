@@ -1,4 +1,4 @@
-"""`vmpin status|verify|map --all-nodes` and the kubectl plugin at a real API server: from the objects that reporters
+"""`vmpin status|verify --all-nodes` and the kubectl plugin at a real API server: from the objects that reporters
 write, under the rights that the chart gives to viewers."""
 
 from __future__ import annotations
@@ -181,24 +181,11 @@ def test_nodes_are_chosen_by_name_and_by_label_and_pods_by_namespace(cluster: Cl
     assert "unable to parse requirement" in done.stderr
 
 
-def test_the_map_has_a_sign_for_each_cpu_and_one_node_has_its_own(cluster: Cluster, tmp_path: Path) -> None:
-    lines = {line.split()[0]: line.split() for line in cluster.run("map", "--all-nodes").stdout.splitlines()}
-    assert lines["node-1"][1:] == ["ok", "0", "··--##--"]
-    one = cluster.run("map", "--node", "node-1")
-    assert "shop/web main: CPUs 4-5 (VM)" in one.stdout
-    assert cluster.run("map", "--node", "node-1", "-o", "svg", "--file", "a.svg").returncode == 0
-    assert states(cluster.json("map", "--all-nodes")) == states(cluster.json("status", "--all-nodes"))
-    done = cluster.run("map", "--node", "gone")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "it has no NodePinning" in done.stderr
-
-
 def test_it_is_a_plugin_of_kubectl(cluster: Cluster) -> None:
     done = cluster.kubectl("vmpin", "status")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("5 nodes: ")
     assert cluster.kubectl("vmpin", "verify").returncode == 3
-    assert "··--##--" in cluster.kubectl("vmpin", "map").stdout
     assert cluster.kubectl("vmpin", "verify", "--node", "node-1", "--context", "test").returncode == 0
     assert cluster.kubectl("vmpin", "status", "--help").stdout.startswith("usage: kubectl vmpin status ")
     assert "kubectl-vmpin" in cluster.kubectl("plugin", "list").stdout
@@ -298,7 +285,7 @@ def test_hostile_and_huge_objects_are_said_and_the_others_are_shown(cluster: Clu
         assert done.code == 200, done.body
     try:
         for words in (["status", "--all-nodes"], ["status", "--all-nodes", "-o", "wide"], ["verify", "--all-nodes"],
-                      ["map", "--all-nodes"], ["map", "--node", "odd"], ["status", "--all-nodes", "-o", "json"]):
+                      ["status", "--all-nodes", "-o", "json"]):
             ran = cluster.run(*words)
             assert ran.returncode in (0, 3)
             assert ran.stderr == ""
@@ -319,7 +306,7 @@ def test_hostile_and_huge_objects_are_said_and_the_others_are_shown(cluster: Clu
 
 def test_a_cluster_without_the_chart_is_named_so(built: Programs, cluster: Cluster, tmp_path: Path) -> None:
     with ApiServer(built) as bare:
-        for verb, code in (("status", 1), ("verify", 3), ("map", 1)):
+        for verb, code in (("status", 1), ("verify", 3)):
             done = cluster.run(verb, "--all-nodes", "--kubeconfig", str(bare.kubeconfig()))
             assert (done.returncode, done.stdout) == (code, "")
             assert "vmpin's chart is not installed in this cluster" in done.stderr

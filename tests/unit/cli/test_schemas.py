@@ -17,7 +17,7 @@ from vmpin.cli.verbs import verbs_parser
 
 #: One of each form.
 COMMANDS = [
-    "status", "status shop", "status --all-nodes", "map --node n", "map", "status shop --explain", "verify",
+    "status", "status shop", "status --all-nodes", "map", "status shop --explain", "verify",
     "verify -l a=b", "verify --others", "isolation --all", "top",
     "doctor", "gather", "plan", "plan --scenario f", "alloc", "alloc set shop policy=none", "repin", "unpin shop",
     "unpin --all --dry-run", "config", "install hook --hooks-dir d", "install service --now", "uninstall", "demo",

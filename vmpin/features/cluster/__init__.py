@@ -40,8 +40,7 @@ _PLUGIN_EXAMPLES = """\
 every node of the cluster, from their NodePinnings (of the current context; --context and --kubeconfig for another):
   vmpin status               a line for each node, then the pods that are not in place
   vmpin status -n shop       of the pods of one namespace
-  vmpin map                  a sign for each CPU of each node
-  vmpin map --node NAME      one node's CPUs with their owners
+  vmpin status --node NAME   of one node
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if a node is stale or missing
 
 The other commands are about the machine that they are started on. `vmpin help kubernetes`: how to run them on a node.
@@ -65,7 +64,7 @@ def _options(verb: str, parser: ArgumentParser) -> None:
     plugin = parser.prog.startswith("kubectl ")
     if not verb and plugin:
         parser.epilog = _PLUGIN_EXAMPLES
-    if verb not in ("status", "verify", "map"):
+    if verb not in ("status", "verify"):
         return
     of_this_node = f"\n{parser.epilog}\n"
     if plugin:

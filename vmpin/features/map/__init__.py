@@ -1,16 +1,14 @@
-"""The map of a node's CPUs, of this node, a planned one or another one, in four forms.
+"""The map of a node's CPUs, of this node or a planned one, in three forms.
 docs/map.md describes it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vmpin.feature import Document, Feature
+from vmpin.feature import Feature
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from vmpin.domain.topology import Topology
+    from argparse import ArgumentParser
 
 _EXAMPLE = "  vmpin map                  a picture of the node's CPUs, their owners and the threads on them\n"
 
@@ -20,11 +18,4 @@ def _options(verb: str, parser: ArgumentParser) -> None:
         parser.epilog = parser.epilog.replace("in service:\n", f"{_EXAMPLE}in service:\n", 1)
 
 
-def _show(document: Document, topology: Topology, args: Namespace) -> None:
-    from vmpin.features.map.node_map import picture
-    from vmpin.features.map.verbs import show
-
-    show(picture(document, topology), args)
-
-
-FEATURE = Feature(name="map", verbs={"map": "vmpin.features.map.verbs"}, options=_options, show_map=_show)
+FEATURE = Feature(name="map", verbs={"map": "vmpin.features.map.verbs"}, options=_options)

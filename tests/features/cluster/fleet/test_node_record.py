@@ -9,7 +9,6 @@ from fleet_given import COLLISION, NOW, in_namespace, pinning, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kube_given import entry
-from vmpin.features.cluster.fleet.node_pictures import map_parts
 
 from vmpin.features.cluster.fleet.fleet_views import node_document, node_table, pod_table, remarks
 from vmpin.features.cluster.fleet.node_record import (
@@ -20,7 +19,6 @@ from vmpin.features.cluster.fleet.node_record import (
     fleet_of,
     record_of_pinning,
 )
-from vmpin.features.map.node_map import picture
 
 
 def test_all_that_a_reporter_writes_is_read() -> None:
@@ -143,7 +141,6 @@ def test_texts_of_another_hand_are_harmless_and_short() -> None:
              for cell in row] + list(remarks(fleet))
     assert len(shown) > 10
     assert all(text.isprintable() and len(text) < 1300 for text in shown)
-    assert all(owner.legend.isprintable() for owner in picture(*map_parts(node)).owners)
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -172,4 +169,3 @@ def test_no_value_anywhere_is_a_failure(path: list[str], value: Any) -> None:
     node = FleetNode(changed, changed.health(NOW))
     assert node_document(node, NOW)["node"]
     assert list(pod_table(fleet_of([changed], [], NOW), True).rows) or not changed.pods
-    picture(*map_parts(changed))

@@ -19,7 +19,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [PLUGIN])
 
 
-@pytest.mark.parametrize("verb", ["status", "verify", "map"])
+@pytest.mark.parametrize("verb", ["status", "verify"])
 def test_help_names_the_command_that_is_typed(verb: str, plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([verb, "--help"])
@@ -27,7 +27,6 @@ def test_help_names_the_command_that_is_typed(verb: str, plugin: None, capsys: p
     assert printed.startswith(f"usage: kubectl vmpin {verb} ")
     assert "\n  kubectl vmpin " in printed
     assert "\n  vmpin " not in printed
-    assert "html > node.html" not in printed, "an example of one node"
     for name in ("SANDBOX", "--direct", "--watch", "-w, --watch", "--since", "--tolerate"):
         assert f"\n  {name}" not in printed
         assert f"[{name}" not in printed
@@ -38,7 +37,7 @@ def test_help_of_the_plugin_begins_with_the_cluster(plugin: None, capsys: pytest
         main(["--help"])
     printed = capsys.readouterr().out
     assert printed.startswith("usage: kubectl vmpin ")
-    assert "kubectl vmpin map --node NAME" in printed
+    assert "kubectl vmpin status --node NAME" in printed
     assert "install hook --hooks-dir" not in printed
 
 
@@ -54,8 +53,7 @@ def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("words", [
     ["status", "5f2c"], ["status", "--direct"], ["status", "--inspect"], ["status", "--watch"],
     ["status", "--problems"], ["status", "--no-headers"], ["status", "-o", "name"], ["status", "demo/*"],
-    ["verify", "5f2c"], ["map", "-w", "9"],
-    ["verify", "--since", "1h"], ["verify", "-w"], ["map", "--direct"]])
+    ["verify", "5f2c"], ["verify", "--since", "1h"], ["verify", "-w"], ["verify", "--direct"]])
 @pytest.mark.parametrize("more", [["--all-nodes"], ["--node", "a"], ["-n", "shop", "--all-nodes"],
                                   ["-l", "vmpin.io/pool=a"], ["--context", "x"], ["--kubeconfig", "x"]])
 def test_what_is_about_this_node_does_not_go_with_all(words: list[str], more: list[str],
@@ -80,11 +78,6 @@ def test_the_plugin_is_about_all_nodes(plugin: None, capsys: pytest.CaptureFixtu
     assert "is about this node" in capsys.readouterr().err
 
 
-def test_a_format_that_is_not_drawn_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["map", "--all-nodes", "-o", "svg"]) == 2
-    assert "-o svg draws one node" in capsys.readouterr().err
-
-
 #: A module of that name that cannot be imported: as without the extra, also where it is installed.
 _WITHOUT = """\
 import sys
@@ -94,7 +87,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("verb", ["status", "verify", "map"])
+@pytest.mark.parametrize("verb", ["status", "verify"])
 def test_without_the_extra_the_error_says_what_to_install(verb: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _WITHOUT, verb, "--all-nodes"], capture_output=True, text=True,
                           env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, timeout=120)
@@ -103,5 +96,5 @@ def test_without_the_extra_the_error_says_what_to_install(verb: str, tmp_path: P
 
 
 def test_an_option_that_does_not_exist_gets_the_nearest_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["map", "--confg", "x"]) == 2
+    assert main(["status", "--confg", "x"]) == 2
     assert "did you mean --config or --kubeconfig?" in capsys.readouterr().err

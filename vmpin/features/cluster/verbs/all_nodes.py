@@ -1,4 +1,4 @@
-"""`vmpin status|verify|map --all-nodes`: every node of a cluster by its NodePinning."""
+"""`vmpin status|verify --all-nodes`: every node of a cluster by its NodePinning."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vmpin.cli.output import print_data, print_text, show_lines, table, width_of_page
+from vmpin.cli.output import print_data, print_text, table
 from vmpin.cli.verbs import answering
-from vmpin.errors import ClusterError, UnseenError, UsageError
-from vmpin.feature import features, present
+from vmpin.errors import UnseenError, UsageError
 from vmpin.features.cluster.fleet.fleet_reading import NodeChoice, read_fleet
 from vmpin.features.cluster.fleet.fleet_views import (
     STYLES,
@@ -24,7 +23,6 @@ from vmpin.features.cluster.fleet.fleet_views import (
     pod_table,
     remarks,
     verify_document,
-    why,
 )
 from vmpin.features.cluster.fleet.node_record import Fleet, NodeRecord
 from vmpin.features.cluster.reporter.api_server import ApiServer
@@ -59,30 +57,8 @@ def verify(args: argparse.Namespace) -> int:
     return fleet.verdict
 
 
-def draw(args: argparse.Namespace) -> int:
-    """The map of one node, or a sign for each CPU of many."""
-    from vmpin.features.cluster.fleet.node_pictures import map_parts, strips
-    _refuse(args, "direct", "watch")
-    if args.output in ("svg", "html") and not args.node:
-        raise UsageError(f"-o {args.output} draws one node", "choose it: --node NAME")
-    fleet = _read(args, everything=True)
-    if args.output == "json":
-        return _print_document(fleet, "json")
-    if not args.node:
-        show_lines(strips(fleet, width_of_page(args.file)), args.file)
-    elif fleet.nodes[0].record.observed:
-        show_map = next(present(feature.show_map for feature in features()))
-        show_map(*map_parts(fleet.nodes[0].record), args)
-    else:
-        raise ClusterError(f"node {args.node}: {why(fleet.nodes[0], fleet.time)}",
-                           hint="`vmpin status --all-nodes` lists those that have one")
-    if args.output == "text" and not args.file:
-        _print_lines(remarks(fleet))
-    return 0
-
-
 #: The function of each verb.
-VERBS: dict[str, Callable[[argparse.Namespace], int]] = {"status": status, "verify": verify, "map": draw}
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {"status": status, "verify": verify}
 
 
 def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
