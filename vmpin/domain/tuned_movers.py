@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from itertools import islice
 
 from vmpin.domain.facts import Tuned
+from vmpin.domain.foreign_pattern import search
 
 #: The main thread's name of Kata's usual VMM, for a node whose VMMs are unknown.
 USUAL = ("qemu-system-x86",)
 #: Command lines of VMMs, as Kata starts them.
 _COMMANDS = ("/opt/kata/bin/qemu-system-x86_64 -name sandbox-1,debug-threads=on", "/usr/libexec/qemu-kvm -name "
              "sandbox-1", "/usr/bin/cloud-hypervisor --api-socket /run/vc/vm/1/clh-api.sock", "/firecracker --id 1")
+#: The most groups, and patterns of a list, that are considered.
+_MAX_PATTERNS = 32
 _VARIABLE = re.compile(r"\$\{\w+\}")
 
 
@@ -22,7 +26,8 @@ def mask_options(tuned: Tuned) -> list[str]:
     """The options that set masks of any threads: `isolated_cores` with CPUs (without a value, or with a variable that
     is nowhere defined, it moves nothing), and groups with an affinity (PRIORITY:SCHEDULER:PRIORITY:AFFINITY:PATTERN,
     where `*` changes none)."""
-    return [key for key, setting in tuned.scheduler.items() if _sets_masks(key, str(setting.value).strip())]
+    setting = (key for key, setting in tuned.scheduler.items() if _sets_masks(key, str(setting.value).strip()))
+    return list(islice(setting, _MAX_PATTERNS))
 
 
 def movers(tuned: Tuned, vmms: Collection[str] = ()) -> list[str]:
@@ -41,23 +46,18 @@ def _sets_masks(key: str, value: str) -> bool:
 
 def _matches_vmms(group: str) -> bool:
     pattern = group.split(":", 4)[4]
-    return any(_matches(pattern, command) for command in _COMMANDS)
+    return any(search(pattern, command) is not False for command in _COMMANDS)
 
 
 def _spared(tuned: Tuned, name: str) -> bool:
-    """Whether tuned leaves alone a process whose main thread has this name."""
+    """Whether tuned certainly leaves alone a process whose main thread has this name."""
     white, black = (tuned.scheduler.get(key) for key in ("ps_whitelist", "ps_blacklist"))
-    return (white is not None and not _listed(str(white.value), name)) or (
-        black is not None and _listed(str(black.value), name))
+    return (white is not None and _listed(str(white.value), name) is False) or (
+        black is not None and _listed(str(black.value), name) is True)
 
 
-def _listed(patterns: str, name: str) -> bool:
-    """Whether one of the patterns, separated by semicolons, is in a name."""
-    return any(pattern and _matches(pattern, name) for pattern in re.split(r"(?<!\\);", patterns))
-
-
-def _matches(pattern: str, text: str) -> bool:
-    try:
-        return re.search(pattern, text) is not None
-    except (re.error, OverflowError, RecursionError):
-        return False
+def _listed(patterns: str, name: str) -> bool | None:
+    """Whether one of the patterns, separated by semicolons, is in a name; None for unknown."""
+    listed = re.split(r"(?<!\\);", patterns)
+    matches = {search(pattern, name) for pattern in listed[:_MAX_PATTERNS] if pattern}
+    return True if True in matches else None if None in matches or len(listed) > _MAX_PATTERNS else False

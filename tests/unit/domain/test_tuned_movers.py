@@ -25,6 +25,9 @@ def tuned(**options: str) -> Tuned:
     # rule priority, scheduler, priority, affinity, pattern; * leaves the affinity as it is
     ({"group__a": "0:f:2:*:.*"}, 0, 0), ({"group__a": "0:f:2:ff:.*"}, 1, 1), ({"group__a": "0:f:2:ff:^ovs"}, 1, 0),
     ({"group__a": "0:f:2:ff"}, 0, 0), ({"group__a": "0:*:*:cgroup.rt:qemu-system-x86_64 -name"}, 1, 1),
+    # A pattern that is not evaluated spares nothing, and may match anything.
+    ({"isolated_cores": "1", "ps_blacklist": "([a-z]*)*!;(?i)qemu"}, 1, 1), ({"group__a": "0:f:2:ff:(?i)x"}, 1, 1),
+    ({"isolated_cores": "1", "ps_whitelist": "(?i)ovs"}, 1, 1), ({"group__a": "0:f:2:ff:([a-z/ -]*)*!"}, 1, 0),
     ({"group__a": "0:f:2:ff:(qemu|x):y"}, 1, 0), ({"group__a": "0:f:2:ff:.*", "ps_blacklist": ".*"}, 1, 1)])
 def test_options_of_tuned_that_set_masks(options: dict[str, str], setting: int, moving: int) -> None:
     assert (len(mask_options(tuned(**options))), len(movers(tuned(**options)))) == (setting, moving)

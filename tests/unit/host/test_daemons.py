@@ -166,6 +166,8 @@ VARIABLES = [
     ("include=/etc/tuned/gone.conf", "${x}", "${x}"), ("x=7\\ny=${x},8", "${y}", "7,8"),
     ("x=1", "${f:cpulist_present:${x}}", "${f:cpulist_present:1}"),
 ]
+#: [variables] of the profile and its included one: a later section may put its variables first.
+PREPENDED = [("y=${x}", "x=1", "${x}"), ("y=${x}", "x=1\\nprepend=1", "1"), ("x=2\\ny=${x}", "x=1\\nprepend=1", "1")]
 
 
 @pytest.mark.parametrize(("variables", "cores", "expanded"), VARIABLES)
@@ -184,13 +186,26 @@ def test_variables_of_a_profile_are_expanded(
 
 @pytest.mark.parametrize(("condition", "applies"), [
     ("uname_regex=Linux", True), ("uname_regex=^NoSystem", False), ("cpuinfo_regex=.", True),
-    ("cpuinfo_regex=^no such line", False), ("uname_regex=(", True)])
+    ("cpuinfo_regex=^no such line", False), ("uname_regex=(", True),
+    ("uname_regex=${no}\\n[variables]\\nno=^NoSystem", False)])
 def test_a_section_for_another_machine_sets_nothing(tmp_path: Path, condition: str, applies: bool) -> None:
     found = daemons.tuned(Files(make_tree(tmp_path, f"""
         etc/tuned/active_profile = mine
-        etc/tuned/mine/tuned.conf = [scheduler]\\n{condition}\\nisolated_cores=1
+        etc/tuned/mine/tuned.conf = [scheduler]\\nisolated_cores=1\\n{condition}
     """)))
     assert bool(found.scheduler) is applies
+
+
+@pytest.mark.parametrize(("base", "own", "expanded"), PREPENDED)
+@pytest.mark.parametrize("section", ["variables", "other"])
+def test_variables_of_an_including_profile_may_come_first(
+        tmp_path: Path, base: str, own: str, expanded: str, section: str) -> None:
+    found = daemons.tuned(Files(make_tree(tmp_path, f"""
+        etc/tuned/active_profile = mine
+        etc/tuned/mine/tuned.conf = [main]\\ninclude=base\\n[{section}]\\ntype=variables\\n{own}
+        usr/lib/tuned/base/tuned.conf = [scheduler]\\nisolated_cores=${{y}}\\n[variables]\\n{base}
+    """)))
+    assert found.scheduler["isolated_cores"].value == expanded
 
 
 def test_tuned_with_an_empty_file_for_its_profile_is_switched_off(tmp_path: Path) -> None:
@@ -237,6 +252,23 @@ def test_functions_choose_the_included_profiles_of_tuned(tmp_path: Path, include
         var/lib/ocp-tuned/provider = aws
     """)))
     assert (bool(found.scheduler), not found.lost) == (chosen, chosen)
+
+
+#: Text that takes time or memory by its square or more: variables that double, blanks, patterns that go back.
+BOMBS = {
+    "variables": "x0=aaaa\\n" + "".join(f"x{n + 1}=${{x{n}}}${{x{n}}}\\n" for n in range(200)),
+    "main": f"include=a{' ' * 60000}b", "scheduler": f"a{' ' * 60000}b", "vm": f"drop=a{' ' * 60000}b",
+    "s": "type=scheduler\\ncpuinfo_regex=(([\\s\\S]*)*)*\\1x", "t": "type=scheduler\\nuname_regex=((.*)*)*x!",
+}
+
+
+@pytest.mark.parametrize("section", BOMBS)
+def test_a_hostile_profile_of_tuned_is_read_in_bounded_time(tmp_path: Path, section: str) -> None:
+    tuned = daemons.tuned(Files(make_tree(tmp_path, f"""
+        etc/tuned/active_profile = mine
+        etc/tuned/mine/tuned.conf = [scheduler]\\nisolated_cores=${{x200}}\\n[{section}]\\n{BOMBS[section]}
+    """)))
+    assert all(len(str(setting.value)) < 1 << 14 for setting in tuned.scheduler.values())
 
 
 @pytest.mark.parametrize("text", [
