@@ -7,7 +7,8 @@ binary/src/config.rs, also for the files and sockets of k3s, RKE2, k0s and Micro
 pkg/daemons/agent/agent_linux.go; k0s' page runtime.md and kata-deploy's kubelet_root_dir; canonical/microk8s
 microk8s-resources/default-args/kubelet; Talos pkg/machinery/constants and extensions
 container-runtime/kata-containers; OpenShift machine-config-operator templates (kubelet.service) and microshift
-pkg/node/kubelet.go. None of them moves NRI's socket from the default of containerd (internal/nri) and CRI-O."""
+pkg/node/kubelet.go; KubeEdge pkg/apis/componentconfig/edgecore/v1alpha2. None of them moves NRI's socket from the
+default of containerd (internal/nri) and CRI-O."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ DISTRIBUTIONS = (
                  kata="/usr/share/kata-containers/defaults"),
     Distribution("MicroShift", "microshift",
                  configurations=("/var/lib/microshift/resources/kubelet/config/config.yaml",),
-                 engine="/etc/crio/crio.conf", socket=_CRIO, kata="/usr/share/kata-containers/defaults"))
+                 engine="/etc/crio/crio.conf", socket=_CRIO, kata="/usr/share/kata-containers/defaults"),
+    Distribution("KubeEdge", "edgecore", configurations=("/etc/kubeedge/config/edgecore.yaml",)))
 
 #: The programs that are a kubelet, or have one in them.
 KUBELETS = ("kubelet", *(distribution.program for distribution in DISTRIBUTIONS if distribution.program))

@@ -130,6 +130,7 @@ class Handler:
     config_path: str = ""
     annotations: tuple[str, ...] | None = ()
     base_spec: str = ""
+    kata_conf_file: str = ""  #: The variable in the environment of its runtime, which the shim inherits.
 
 
 @dataclass(frozen=True)

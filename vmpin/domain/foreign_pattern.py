@@ -1,7 +1,7 @@
 """Searches texts for the regular expressions of other programs' files, in time that is bounded by their sizes.
 
-`re` backtracks: a pattern such as `(a*)*b`, in a file that a container brings along, would hold a pass for ever. Here a
-search follows all positions of the text at once, as bits of one number. Pure.
+`re` backtracks: a pattern such as `(a*)*b`, in a file that a container brings along, would hold a pass for ever. Here
+a search follows all positions of the text at once, as bits of one number. Pure.
 """
 
 from __future__ import annotations

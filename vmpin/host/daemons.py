@@ -25,10 +25,12 @@ DAEMONS = {
     "koordlet": "koordinator", "crane-agent": "crane", "cri-resmgr": "cri-resmgr", "dracpu": "dra-driver-cpu",
     "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler"}
 #: Programs whose command-line flags name their configuration.
-CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "podman")
-#: Variables that name a program's configuration (k3s: pkg/configfilearg, pkg/cli/cmds; cri-o: internal/criocli).
+CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "edgecore", "podman")
+#: Variables that name a program's configuration (k3s: pkg/configfilearg, pkg/cli/cmds; cri-o: internal/criocli), or
+#: that of the shims that it starts.
 _ENVIRONMENT = {"k3s": ("K3S_CONFIG_FILE", "K3S_DATA_DIR"), "rke2": ("RKE2_CONFIG_FILE", "RKE2_DATA_DIR"),
-                "crio": ("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR")}
+                "crio": ("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_RUNTIMES", "KATA_CONF_FILE"),
+              "containerd": ("KATA_CONF_FILE",)}
 #: Daemons that often run in a container and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
 #: The index before the name of an NRI plugin that the runtime starts (NRI: plugin_path, /opt/nri/plugins).
@@ -117,12 +119,23 @@ def kind_of(argv: list[str]) -> str:
 
 def flag(argv: Sequence[str], *names: str) -> str:
     """The last value of a flag, in any syntax of Go's flag package; "" if the flag is not given."""
-    last = ""
+    return "".join(flag_values(argv, *names)[-1:])
+
+
+def flag_values(argv: Sequence[str], *names: str) -> list[str]:
+    """All values of a flag that is given once or more."""
+    values = []
     for at, arg in enumerate(argv):
         name, equals, value = arg.lstrip("-").partition("=")
-        if arg.startswith("-") and name in names:
-            last = value if equals else argv[at + 1] if at + 1 < len(argv) else last
-    return last
+        if arg.startswith("-") and name in names and (equals or at + 1 < len(argv)):
+            values.append(value if equals else argv[at + 1])
+    return values
+
+
+def flag_switch(argv: Sequence[str], name: str) -> bool | None:
+    """A flag without or with a value, which only `=` joins (Go's strconv.ParseBool); None if it is not given."""
+    given = [arg.partition("=")[2] for arg in argv if arg.partition("=")[0] in (f"-{name}", f"--{name}")]
+    return given[-1] in ("", "1", "t", "T", "true", "True", "TRUE") if given else None
 
 
 def unit(proc: Procfs, pid: int) -> str:

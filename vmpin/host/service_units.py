@@ -14,6 +14,10 @@ from vmpin.host.files import Files
 _PLACES = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system",
            "/lib/systemd/system")
 _SETTING = re.compile(r"^[ \t]*(ExecStart|Environment|EnvironmentFile)[ \t]*=[ \t]*(.*)$", re.MULTILINE)
+#: The specifiers of a unit's names (systemd.unit(5)).
+_SPECIFIER = re.compile("%[nNp%]")
+#: OpenRC's scripts, in which k3s' own installer writes its arguments as one word.
+_OPENRC = re.compile(r'^command_args="((?:[^"\\]|\\.)*)"', re.MULTILINE | re.DOTALL)
 #: Characters before the program's path that change how it is run (systemd.service(5)).
 _PREFIXES = "-@:+!|"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -21,18 +25,35 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 def exec_start(files: Files, pattern: str) -> Iterator[tuple[str, list[str]]]:
     """The units whose names match a pattern, each with its last ExecStart=, drop-ins over it, and variables expanded;
-    without those that are masked, or cannot be read or parsed. Specifiers are kept as written."""
+    without those that are masked, or cannot be read or parsed. Of the specifiers the unit's names are replaced."""
     units: dict[str, str] = {}
     for path in (path for place in _PLACES for path in files.glob(f"{place}/{pattern}")):
         units.setdefault(path.rpartition("/")[2], path)
     for unit, path in units.items():
         try:
             texts = [files.text(file) or "" for file in (path, *_dropins(files, unit))]
-            words = _words(files, "\n".join(texts))
+            words = _words(files, _specified(unit, "\n".join(texts)))
         except (SourceError, ValueError):
             continue
         if words:
             yield path, [words[0].lstrip(_PREFIXES), *words[1:]]
+
+
+def openrc_arguments(files: Files, service: str) -> tuple[str, list[str]]:
+    """OpenRC's script of a service, and the arguments that it gives its program; ("", []) without one."""
+    path = f"/etc/init.d/{service}"
+    try:
+        match = _OPENRC.search(files.text(path) or "")
+        words = [] if match is None else shlex.split(re.sub(r'\\(["\\$`])', r"\1", match[1]))
+    except (SourceError, ValueError):
+        return "", []
+    return (path, [word for word in words if not re.match(r"[0-9]?>", word)]) if words else ("", [])
+
+
+def _specified(unit: str, text: str) -> str:
+    name = unit.removesuffix(".service")
+    values = {"%n": unit, "%N": name, "%p": name.partition("@")[0], "%%": "%"}
+    return _SPECIFIER.sub(lambda match: values[match[0]], text)
 
 
 def _dropins(files: Files, unit: str) -> list[str]:

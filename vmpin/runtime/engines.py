@@ -9,7 +9,7 @@ from typing import Any
 from vmpin.domain.distributions import DISTRIBUTIONS
 from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import SourceError
-from vmpin.host.daemons import Program, flag
+from vmpin.host.daemons import Program, flag, flag_switch, flag_values
 from vmpin.host.files import Files
 from vmpin.runtime.documents import Table, dig, load_toml, merge, string, strings, switch, tables
 
@@ -33,7 +33,7 @@ _PODMAN_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks
 
 def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
     """Return the container engines that run or have a configuration."""
-    running = [_containerd(files, path, pid) for path, pid in _containerds(files, programs)]
+    running = [_containerd(files, path, program) for path, program in _containerds(files, programs)]
     crio = next((program for program in programs if program.name == "crio"), None)
     if crio is not None or files.exists("/etc/crio"):
         running.append(_crio(files, crio))
@@ -50,18 +50,18 @@ def configuration_places(running: Iterable[Engine]) -> list[str]:
     return list(dict.fromkeys((*_CONTAINERD, _CRIO, f"{_CRIO}.d", *read, *directories, *imported)))
 
 
-def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, int | None]]:
-    """The configuration file of each containerd, with its pid (None if it does not run)."""
-    pids: dict[str, int | None] = {}
+def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, Program | None]]:
+    """The configuration file of each containerd, with its process (None if it does not run)."""
+    running: dict[str, Program | None] = {}
     for program in programs:
         if program.name == "containerd":
-            pids.setdefault(flag(program.argv, "config", "c") or _CONTAINERD[0], program.pid)
-    if not pids:
-        pids = {path: None for path in _CONTAINERD if files.exists(path)}
-    return list(pids.items())
+            running.setdefault(flag(program.argv, "config", "c") or _CONTAINERD[0], program)
+    if not running:
+        running = {path: None for path in _CONTAINERD if files.exists(path)}
+    return list(running.items())
 
 
-def _containerd(files: Files, path: str, pid: int | None) -> Engine:
+def _containerd(files: Files, path: str, program: Program | None) -> Engine:
     loaded = _Configuration(files)
     config = loaded.with_imports(path)
     version = config.get("version")
@@ -74,12 +74,14 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     handlers = tuple(
         _handler(files, "containerd", name, _with_shim(files, table), loaded.origin.get(name, path),
                  config_path=string(dig(table, "options", "ConfigPath")), kind=string(table.get("runtime_type")),
-                 annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")))
+                 annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")),
+                 program=program)
         for name, table in _cri_handlers(config))
-    return Engine("containerd", pid, tuple(loaded.read), on, string(dig(config, "plugins", _NRI, "socket_path")),
-                  handlers, switch(dig(config, "plugins", _NRI, "disable_connections")) is True,
-                  string(dig(config, "plugins", _NRI, "plugin_path")) or _NRI_PLUGINS,
-                  trouble=tuple(loaded.trouble), imports=tuple(loaded.imports))
+    nri = dig(config, "plugins", _NRI)
+    return Engine("containerd", None if program is None else program.pid, tuple(loaded.read), on,
+                  string(dig(nri, "socket_path")), handlers, switch(dig(nri, "disable_connections")) is True,
+                  string(dig(nri, "plugin_path")) or _NRI_PLUGINS, trouble=tuple(loaded.trouble),
+                  imports=tuple(loaded.imports))
 
 
 def _cri_handlers(config: Table) -> list[tuple[str, Table]]:
@@ -160,22 +162,39 @@ def _crio(files: Files, program: Program | None) -> Engine:
             for name, value in tables(dig(table, "crio", "runtime", key)):
                 config["crio"]["runtime"][key][name] = value
     runtime = dig(config, "crio", "runtime")
-    default = dig(runtime, "runtimes", string(dig(runtime, "default_runtime")))
+    runtimes = dict(tables(dig(runtime, "runtimes")))
+    given = flag_values(argv, "runtimes") or [environment.get("CONTAINER_RUNTIMES", "")]
+    for name, table in _runtimes_of_flags(given):
+        runtimes[name], loaded.origin[name] = table, "the command line"
+    default = runtimes.get(flag(argv, "default-runtime") or string(dig(runtime, "default_runtime")))
     handlers = []
-    for name, table in tables(dig(runtime, "runtimes")):
+    for name, table in runtimes.items():
         if table.get("inherit_default_runtime") is True and isinstance(default, dict):  # CRI-O: ValidateRuntimes
             table = default
         handlers.append(_handler(files, "crio", name, table, loaded.origin[name],
                                  config_path=string(table.get("runtime_config_path")),
-                                 kind=string(table.get("runtime_type")), annotations=None, base_spec=""))
+                                 kind=string(table.get("runtime_type")), annotations=None, base_spec="",
+                                 program=program))
+    nri = dig(config, "crio", "nri")
+    on, closed = flag_switch(argv, "enable-nri"), flag_switch(argv, "nri-disable-connections")
     hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
-                  switch(dig(config, "crio", "nri", "enable_nri")), string(dig(config, "crio", "nri", "nri_listen")),
-                  tuple(handlers), switch(dig(config, "crio", "nri", "nri_disable_connections")) is True,
-                  string(dig(config, "crio", "nri", "nri_plugin_dir")) or _NRI_PLUGINS,
+                  switch(dig(nri, "enable_nri")) if on is None else on,
+                  flag(argv, "nri-listen") or string(dig(nri, "nri_listen")), tuple(handlers),
+                  switch(dig(nri, "nri_disable_connections")) is True if closed is None else closed,
+                  flag(argv, "nri-plugin-dir") or string(dig(nri, "nri_plugin_dir")) or _NRI_PLUGINS,
                   {name: string(dig(table, "resources", "cpuset"))
                    for name, table in tables(dig(config, "crio", "runtime", "workloads"))},
                   hooks_dirs=hooks, trouble=tuple(loaded.trouble))
+
+
+def _runtimes_of_flags(values: Iterable[str]) -> Iterator[tuple[str, Table]]:
+    """The handlers in CRI-O's --runtimes: NAME:PATH:ROOT[:TYPE[:PRIVILEGED[:CONFIGURATION[:MEMORY]]]], separated by
+    commas (internal/criocli, mergeRuntimesConfig)."""
+    for fields in (handler.split(":") for value in values for handler in value.split(",")):
+        if 3 <= len(fields) <= 7:
+            name, path, _, kind, _, config_path = (*fields, "", "", "")[:6]
+            yield name, {"runtime_path": path, "runtime_type": kind, "runtime_config_path": config_path}
 
 
 def _podman(files: Files) -> Engine:
@@ -189,9 +208,10 @@ def _podman(files: Files) -> Engine:
 
 
 def _handler(files: Files, engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,
-             annotations: tuple[str, ...] | None, base_spec: str) -> Handler:
+             annotations: tuple[str, ...] | None, base_spec: str, program: Program | None) -> Handler:
     """Make a handler. It is Kata's by its shim, which may be a link, or its type, because it may have any name."""
-    program = string(table.get("runtime_path"))
-    shims = [path.rpartition("/")[2] for path in (program, files.real(program))] if program else []
+    shim = string(table.get("runtime_path"))
+    shims = [path.rpartition("/")[2] for path in (shim, files.real(shim))] if shim else []
     kata = ".kata" in kind or any("kata" in shim for shim in shims) or (not kind and name.startswith("kata"))
-    return Handler(name, engine, kata, file, program, config_path, annotations, base_spec)
+    conf_file = "" if program is None else program.environment.get("KATA_CONF_FILE", "")
+    return Handler(name, engine, kata, file, shim, config_path, annotations, base_spec, conf_file)

@@ -1,9 +1,9 @@
 """Reads the configuration files of both Kata runtimes: which file a runtime handler uses, merged with its drop-ins as
 the runtime does it.
 
-The file is named by the container runtime (ConfigPath, runtime_config_path), or by a shim that is a script
-(KATA_CONF_FILE, as older kata-deploy versions installed it); otherwise it is the first default path that exists. Go:
-pkg/containerd-shim-v2/create.go and pkg/katautils/config.go; Rust: runtimes/src/manager.rs and
+The file is named by the container runtime (ConfigPath, runtime_config_path), or by a shim that is a script or the
+runtime's environment (KATA_CONF_FILE, as older kata-deploy versions set it); otherwise it is the first default path
+that exists. Go: pkg/containerd-shim-v2/create.go and pkg/katautils/config.go; Rust: runtimes/src/manager.rs and
 libs/kata-types/src/config (default.rs, drop_in.rs). Both follow links to the file, take the directory `config.d`
 beside it, and merge its files sorted by name. A pod's annotations may override settings; these are not considered."""
 
@@ -41,8 +41,11 @@ def config_path(files: Files, handler: Handler) -> str:
     """The path of a handler's configuration file, which need not exist; "" if none is configured and there is none at
     a default path."""
     shim = files.real(handler.runtime_path) if handler.runtime_path else ""
-    return handler.config_path or _script_path(files, shim) or default_path(
-        files, "rs" if "runtime-rs" in f"{handler.runtime_path}{shim}" else "go", shim)
+    runtime = "rs" if "runtime-rs" in f"{handler.runtime_path}{shim}" else "go"
+    variable = _script_path(files, shim) or handler.kata_conf_file
+    # Go's runtime looks at the variable last (create.go), the Rust one first (manager.rs: load_config).
+    named = handler.config_path or variable if runtime == "go" else variable or handler.config_path
+    return named or default_path(files, runtime, shim)
 
 
 def default_path(files: Files, runtime: str, shim: str = "") -> str:

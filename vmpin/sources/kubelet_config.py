@@ -25,7 +25,8 @@ from vmpin.host.daemons import Program, flag, programs
 from vmpin.host.files import Files
 from vmpin.host.mounts import own_files, path_on_node
 from vmpin.host.procfs import Procfs
-from vmpin.host.service_units import exec_start
+from vmpin.host.service_units import exec_start, openrc_arguments
+from vmpin.runtime.documents import dig
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
 KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
@@ -34,6 +35,8 @@ KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": 
         "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
         "memory-manager-policy": "memoryManagerPolicy"}
 _KIND = "KubeletConfiguration"
+#: KubeEdge's (pkg/apis/componentconfig/edgecore/v1alpha2).
+_EDGE_KIND = "EdgeCore"
 ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
 COMMAND_LINE = "the command line"
 _RANCHER = ("k3s", "rke2")
@@ -80,9 +83,9 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     read: list[str] = []
     for path in _paths(files, program, flags) if service is None else _managed(files, service, flags):
         document = _document(files, path, trouble)
-        if document is not None and document.get("kind") == _KIND:
+        if document is not None and document.get("kind") in (_KIND, _EDGE_KIND):
             read.append(path)
-            settings = _patched(settings, document, path)
+            settings = _patched(settings, document if document["kind"] == _KIND else _of_edgecore(document), path)
     for name, key in KEYS.items():
         if same_name := [flag for flag in flags if flag.name == name]:
             settings[key] = _from_flags(same_name)
@@ -101,6 +104,11 @@ def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag]) 
     directories = [directory] if directory else [path for distribution in usual for path in distribution.dropins]
     # Recursively (cmd/kubelet/app/server.go, mergeKubeletConfigurations).
     return [*paths, *(path for directory in directories for path in files.below(directory) if path.endswith(".conf"))]
+
+
+def _of_edgecore(document: Mapping[str, object]) -> Mapping[str, object]:
+    configuration = dig(document, "modules", "edged", "tailoredKubeletConfig")
+    return configuration if isinstance(configuration, dict) else {}
 
 
 def _managed(files: Files, service: _Service, flags: Sequence[KubeletFlag]) -> list[str]:
@@ -180,7 +188,7 @@ def kubelet_flags(files: Files, program: Program | None, trouble: list[str]) -> 
         return _service(files, program, trouble).flags()
     if program.name == "kubelite":
         return _kubelite(files, program.argv, trouble)
-    return list(_split(program.argv[1:], COMMAND_LINE)) if program.name == "kubelet" else []
+    return list(_split(program.argv[1:], COMMAND_LINE)) if program.name in ("kubelet", "edgecore") else []
 
 
 class _Service(NamedTuple):
@@ -216,8 +224,9 @@ def _service(files: Files, program: Program, trouble: list[str]) -> _Service:
     argv, where = program.argv[1:], COMMAND_LINE
     if not any(arg.startswith("-") for arg in program.argv):
         units = exec_start(files, f"{program.name}*.service")
-        argv, where = next(((words[1:], path) for path, words in units if words[1:2] and words[1] in actions),
-                           (argv, where))
+        scripts = ((path, [program.name, *words]) for path, words in (openrc_arguments(files, program.name),))
+        argv, where = next(((words[1:], path) for path, words in (*units, *scripts)
+                            if words[1:2] and words[1] in actions), (argv, where))
     main = (_variable(program, "CONFIG_FILE") or flag(argv, "config", "c")
             or f"/etc/rancher/{program.name}/config.yaml")
     return _Service(program, argv, where, _configured(files, main, trouble))

@@ -31,7 +31,8 @@ _LEVELS = ("thread-id", "core-id", "module-id", "cluster-id", "die-id", "socket-
 
 
 class Smp(NamedTuple):
-    """`-smp`, with omitted values computed as QEMU does since 6.2 (hw/core/machine-smp.c)."""
+    """`-smp`, with omitted values computed as QEMU does since 6.2 (hw/core/machine-smp.c). `sockets` are those of all
+    drawers and books (s390x)."""
 
     cpus: int = 1
     maxcpus: int = 1
@@ -89,10 +90,11 @@ def _parse_smp(values: tuple[str, ...]) -> Smp:
         for key, number in keyvals(value, "cpus"):
             if (count := parse_whole(number, MAX_VCPUS, 1)) is not None:
                 counts[key] = count
-    dies, clusters, modules = (counts.get(key, 1) for key in ("dies", "clusters", "modules"))
+    dies, clusters, modules, books, drawers = (
+        counts.get(key, 1) for key in ("dies", "clusters", "modules", "books", "drawers"))
     cpus, maxcpus, sockets, cores, threads = (
         counts.get(key, 0) for key in ("cpus", "maxcpus", "sockets", "cores", "threads"))
-    fixed = dies * clusters * modules
+    fixed = drawers * books * dies * clusters * modules
     if not cpus and not maxcpus:
         sockets, cores, threads = sockets or 1, cores or 1, threads or 1
     else:
@@ -109,7 +111,7 @@ def _parse_smp(values: tuple[str, ...]) -> Smp:
     if not 0 < total == maxcpus <= MAX_VCPUS:
         most = min(max(cpus, maxcpus, 1), MAX_VCPUS)  # a product may exceed the limit of its factors
         return Smp(cpus or 1, most, sockets=most)
-    return Smp(cpus or maxcpus, maxcpus, sockets, dies, clusters, modules, cores, threads)
+    return Smp(cpus or maxcpus, maxcpus, drawers * books * sockets, dies, clusters, modules, cores, threads)
 
 
 def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:

@@ -32,4 +32,4 @@ def test_programs_with_a_kubelet_inside_are_looked_for() -> None:
     assert programs <= set(CONFIGURED)
     assert with_program("kubelet") is None
     assert {found.name for program in programs if (found := with_program(program))} == {
-        "k3s", "RKE2", "MicroK8s", "MicroShift"}
+        "k3s", "RKE2", "MicroK8s", "MicroShift", "KubeEdge"}

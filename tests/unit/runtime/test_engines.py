@@ -168,6 +168,30 @@ def test_crios_environment_names_its_files_where_no_flag_does(tmp_path: Path, pr
     assert made.files == ("/srv/c.conf", "/srv/c.d/b")
 
 
+@pytest.mark.parametrize(("line", "environment", "expected"), [
+    ("", {}, (False, "/f.sock", False, "/p")), ("--enable-nri", {}, (True, "/f.sock", False, "/p")),
+    ("--enable-nri=false --nri-listen=/n.sock", {}, (False, "/n.sock", False, "/p")),
+    ("--nri-disable-connections --nri-plugin-dir /q --enable-nri=1", {}, (True, "/f.sock", True, "/q"))])
+def test_crios_flags_come_after_its_files(
+        tmp_path: Path, line: str, environment: dict[str, str], expected: tuple[object, ...]) -> None:
+    made = found(tmp_path, "etc/crio/crio.conf = [crio.nri]\\nenable_nri = false\\nnri_listen = '/f.sock'\\n"
+                 "nri_plugin_dir = '/p'\n", Program(4, "crio", ["crio", *line.split()], environment))["crio"]
+    assert (made.nri, made.nri_socket, made.nri_closed, made.nri_plugins) == expected
+
+
+@pytest.mark.parametrize(("line", "environment"), [
+    ("--runtimes a:/opt/kata/bin/containerd-shim-kata-v2:/r:vm:true:/c.toml,runc:/x:/r --default-runtime=a", {}),
+    ("--runtimes=runc:/x:/r --runtimes=a:/opt/kata/bin/containerd-shim-kata-v2:/r:vm:false:/c.toml:8M", {}),
+    ("", {"CONTAINER_RUNTIMES": "runc:/x:/r,bad:/x,a:/opt/kata/bin/containerd-shim-kata-v2:/r:vm::/c.toml"})])
+def test_crios_command_line_has_handlers(tmp_path: Path, line: str, environment: dict[str, str]) -> None:
+    made = found(tmp_path, "etc/crio/crio.conf = [crio.runtime.runtimes.runc]\\nruntime_path = '/gone'\n",
+                 Program(4, "crio", ["crio", *line.split()], environment))["crio"]
+    assert {handler.name: (handler.kata, handler.runtime_path, handler.config_path, handler.file)
+            for handler in made.handlers} == {
+        "a": (True, "/opt/kata/bin/containerd-shim-kata-v2", "/c.toml", "the command line"),
+        "runc": (False, "/x", "", "the command line")}
+
+
 @pytest.mark.parametrize(("text", "handlers"), [
     ('runtimes.vip]\\nruntime_type = "/opt/kata/bin/containerd-shim-kata-v2"',
      [("vip", "/opt/kata/bin/containerd-shim-kata-v2", True)]),

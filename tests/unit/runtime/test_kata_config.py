@@ -9,6 +9,7 @@ import pytest
 from trees import make_tree
 
 from vmpin.domain.facts import Engine, Handler, KataConfig
+from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 from vmpin.runtime.engines import engines
 from vmpin.runtime.kata_config import config_path, configurations
@@ -157,3 +158,21 @@ KATA_CONF_FILE={DEFAULTS}/configuration-clh.toml {DEFAULTS}/bin/containerd-shim-
     assert made.runtime_path == "/usr/local/bin/containerd-shim-kata-clh-v2"
     assert config_path(files, made) == f"{DEFAULTS}/configuration-clh.toml"
     assert config_path(files, replace(made, runtime_path="")) == "/etc/kata-containers/configuration.toml"
+
+
+@pytest.mark.parametrize(("shim", "option", "path"), [
+    ("/opt/kata/bin/containerd-shim-kata-v2", "", "/e.toml"), ("", "", "/e.toml"),
+    ("/opt/kata/bin/containerd-shim-kata-v2", "/o.toml", "/o.toml"),
+    ("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2", "/o.toml", "/e.toml")])
+def test_the_environment_of_a_runtime_names_the_configuration(
+        tmp_path: Path, shim: str, option: str, path: str) -> None:
+    """The shim inherits it; Go's prefers the option of the handler."""
+    files = Files(make_tree(tmp_path, f"""
+        etc/kata-containers/configuration.toml = [runtime]
+        etc/containerd/config.toml = version = 2\\n\
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata]\\nruntime_type = "io.containerd.kata.v2"\\n\
+runtime_path = "{shim}"\\noptions.ConfigPath = "{option}"
+    """))
+    program = Program(4, "containerd", ["containerd"], {"KATA_CONF_FILE": "/e.toml"})
+    ((made,),) = (engine.handlers for engine in engines(files, [program]))
+    assert config_path(files, made) == path

@@ -289,6 +289,37 @@ def test_a_file_of_the_environment_is_read_as_systemd_reads_it(tmp_path: Path, l
     assert {name: text for name, text, _ in flags(tmp_path, "etc/\n", None)}.get("a", "") == value
 
 
+@pytest.mark.parametrize("line", ["EnvironmentFile=-/etc/default/%N", "EnvironmentFile=-/etc/default/%p",
+                                  "EnvironmentFile=-/etc/%n/x", "Environment=A=--kubelet-arg=a=1%%1"])
+def test_names_of_a_unit_in_its_lines_are_replaced(tmp_path: Path, line: str) -> None:
+    """As RKE2's own units have them."""
+    for place in ("etc/default/rke2-server", "etc/rke2-server.service/x"):
+        unit(tmp_path, place, "A=--kubelet-arg=a=1%1\n")
+    where = "usr/lib/systemd/system/rke2-server.service"
+    unit(tmp_path, where, f"{line}\nExecStart=/usr/bin/rke2 server $A\n")
+    assert flags(tmp_path, "etc/\n", Program(5, "rke2", ["rke2 server"])) == [("a", "1%1", f"/{where}")]
+
+
+@pytest.mark.parametrize(("arguments", "value"), [
+    ("server\n    '--kubelet-arg=a=1 2'\n    >>/var/log/k3s.log 2>&1", "1 2"),
+    ("server --kubelet-arg \\\"a=\\$1\\\" ", "$1"), ("agent --kubelet-arg=a=1", None), ("server '", None)])
+def test_without_systemd_k3s_has_its_arguments_in_openrcs_script(
+        tmp_path: Path, arguments: str, value: str | None) -> None:
+    """As its installer writes them."""
+    unit(tmp_path, "etc/init.d/k3s", f'#!/sbin/openrc-run\nname=k3s\ncommand="/usr/local/bin/k3s"\n'
+         f'command_args="{arguments}"\nrespawn_delay=5\n')
+    expected = [] if value is None else [("a", value, "/etc/init.d/k3s")]
+    assert flags(tmp_path, "etc/\n", Program(5, "k3s", ["k3s server"])) == expected
+
+
+@pytest.mark.parametrize("place", ["etc/kubeedge/config/edgecore.yaml", "own.yaml"])
+def test_the_kubelet_of_kubeedge_is_configured_in_edgecores_file(tmp_path: Path, place: str) -> None:
+    argv = ["/usr/local/bin/edgecore", *(["--config=/own.yaml"] if place == "own.yaml" else [])]
+    made = found(tmp_path, f"{place} = {{kind: EdgeCore, modules: {{edged: {{tailoredKubeletConfig: "
+                 "{cpuManagerPolicy: static, reservedSystemCPUs: 0-1}}}}\n", Program(5, "edgecore", argv))
+    assert (made.pid, made.text("cpuManagerPolicy"), made.text("reservedSystemCPUs")) == (5, "static", "0-1")
+
+
 def test_drop_ins_of_a_unit_may_be_in_any_of_systemds_directories(tmp_path: Path) -> None:
     """As `systemctl edit` writes them; their names alone order them, and one in /etc replaces its namesake."""
     for place, name, value in (("usr/lib", "20-b", "x"), ("usr/lib", "30-c", "2"), ("etc", "20-b", "1"),

@@ -91,6 +91,9 @@ def topology(text: str) -> tuple[int, ...]:
     ("8,cores=2", (8, 8, 4, 1, 2, 1)),
     ("12,sockets=1,dies=2,cores=3,threads=2", (12, 12, 1, 2, 3, 2)),
     ("maxcpus=4", (4, 4, 1, 1, 4, 1)),
+    # s390x since 8.2: by hw/core/machine-smp.c
+    ("16,drawers=2,books=2,sockets=2,cores=2,threads=1", (16, 16, 8, 1, 2, 1)),
+    ("8,drawers=2,books=2", (8, 8, 4, 1, 2, 1)), ("8,books=2,cores=2", (8, 8, 4, 1, 2, 1)),
 ])
 def test_left_out_parts_of_smp_are_computed_as_qemu_does(text: str, expected: tuple[int, ...]) -> None:
     assert topology(text) == expected
