@@ -9,6 +9,7 @@ from vmpin import log
 from vmpin.domain.assignments import Rank
 from vmpin.domain.events import ContainerMisplaced
 from vmpin.domain.model import SandboxId
+from vmpin.domain.sandbox_placement import Verdict
 from vmpin.errors import SourceError
 from vmpin.reconcile.node_state import NodeState
 from vmpin.runtime.kata import named_for_kata
@@ -98,10 +99,11 @@ def can_wait(view: "NodeView", call: "CallFacts") -> bool:
 
 
 def _is_expected(view: "NodeView", call: "CallFacts") -> bool:
-    """Whether a container of a settled VM is recorded, or has started, with the CPUs that its creation was requested
-    with, or is removed after its end. What the runtime changes on the host for a container (vCPUs, cgroup), Kata
-    changes at its creation, or with the end of its process."""
-    if not (call.removed or call.started or call.recorded) or not view.is_settled(call.pod):
+    """Whether a container of a settled VM is recorded, is about to start or has started, with the CPUs that its
+    creation was requested with, or is removed after its end. What the runtime changes on the host for a container
+    (vCPUs, cgroup), Kata changes at its creation, or with the end of its process. The kernel reports new threads, and
+    writes to cgroups that are watched; what it does not report, the rechecks find."""
+    if not (call.removed or call.starts or call.started or call.recorded) or not view.is_settled(call.pod):
         return False
     sandbox = view.sandboxes.get(call.pod)
     record = None if sandbox is None else sandbox.containers.get(call.container)
@@ -109,9 +111,19 @@ def _is_expected(view: "NodeView", call: "CallFacts") -> bool:
         return False
     if record.stopped:
         return call.removed
-    if call.recorded if record.requested else call.started and not record.pending:
-        return call.cpus in (None, record.container.cpuset)
-    return False
+    if call.cpus not in (None, record.container.cpuset) or record.container.requested_cpuset is not None:
+        return False
+    if call.recorded:
+        return record.requested
+    return (call.starts or call.started) and (not record.pending or _has_its_vcpus(view, call.pod))
+
+
+def _has_its_vcpus(view: "NodeView", sandbox: SandboxId) -> bool:
+    """Whether the end of its containers' creations leaves a VM's placement as it is: one vCPU is pinned on each
+    exclusive CPU, or the containers that are created have none."""
+    placement, claims = view.placements.get(sandbox), view.ownership.claims.get(sandbox)
+    return placement is not None and claims is not None and (
+        placement.verdict is Verdict.PINNED or not claims.creating)
 
 
 @log.operation()

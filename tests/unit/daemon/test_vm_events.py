@@ -116,13 +116,13 @@ async def test_an_expected_call_about_a_settled_vm_waits_and_its_pass_is_a_reche
     vm.vcpu_state, vm.found_by = VcpuState.IDENTIFIED, "names"
     report(watcher, Verb.CREATE, str(machine.other))
     assert not waiting(watcher, machine.pool)  # another plugin has adjusted it
-    assert not waiting(watcher, machine.other, creates_late=False)
-    assert waiting(watcher, machine.other) == {Verb.POST_CREATE}
+    assert waiting(watcher, machine.other, creates_late=False) == {Verb.START, Verb.POST_START}
+    assert waiting(watcher, machine.other) == {Verb.POST_CREATE, Verb.START, Verb.POST_START}
     report(watcher, Verb.POST_CREATE, str(machine.other))
-    assert not waiting(watcher, machine.other)
+    assert waiting(watcher, machine.other) == {Verb.START, Verb.POST_START}
     report(watcher, Verb.START, str(machine.other))
     assert not waiting(watcher, machine.pool)  # other CPUs than it was created with
-    assert waiting(watcher, machine.other) == {Verb.POST_START}
+    assert waiting(watcher, machine.other) == {Verb.START, Verb.POST_START}
     report(watcher, Verb.POST_START, str(machine.other), waited=True)
     assert machine.node_state.counters.passes["nri"] == 4
     assert watcher.passes.rechecks.pending[VM].step == 6
@@ -132,9 +132,20 @@ async def test_an_expected_call_about_a_settled_vm_waits_and_its_pass_is_a_reche
     assert not waiting(watcher, machine.other)
 
 
-async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_five_times(
+async def test_a_start_that_may_end_the_wait_for_vcpus_does_not_wait(watcher: Watcher, machine: Machine) -> None:
+    vm = machine.node_state.vms[VM]
+    vm.vcpu_state, vm.found_by = VcpuState.IDENTIFIED, "names"
+    report(watcher, Verb.CREATE, str(machine.other))
+    vm.vcpus = ()  # all are still to be plugged in
+    machine.node_state.placement_cache.dirty.add(VM)
+    watcher.passes.run([VM], "test")
+    assert machine.node_state.is_settled(VM)
+    assert waiting(watcher, machine.other) == {Verb.POST_CREATE}
+
+
+async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_four_times(
         watcher: Watcher, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times for containerd's calls, the last of them with the first recheck and the state file; then for the
+    """Three times for containerd's calls, the last of them with the first recheck and the state file; then for the
     other recheck."""
     now, wakes, loop = time.monotonic(), list[float](), asyncio.get_running_loop()
     began, selector = now, loop._selector  # type: ignore[attr-defined]
@@ -154,8 +165,9 @@ async def test_a_containers_life_in_a_settled_vm_wakes_the_loop_five_times(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(selector, "select", select)
     tasks = [asyncio.create_task(task) for task in (watcher.passes.recheck(), watcher.saving.run())]
-    cpus, at = str(machine.other), {0.01: [Verb.CREATE], 0.04: [Verb.POST_CREATE, Verb.START],
-                                    0.08: [Verb.POST_START, Verb.STOP], 0.35: [Verb.REMOVE]}
+    cpus, at = str(machine.other), {0.01: [Verb.CREATE],
+                                    0.08: [Verb.POST_CREATE, Verb.START, Verb.POST_START, Verb.STOP],
+                                    0.35: [Verb.REMOVE]}
     for after, verbs in at.items():
         for verb in verbs:
             loop.call_later(after, report, watcher, verb, cpus, "c1", verb is Verb.REMOVE)

@@ -131,6 +131,11 @@ class CallFacts(NamedTuple):
         return self.verb is Verb.RUN_POD
 
     @property
+    def starts(self) -> bool:
+        """Whether a container is about to start: what its creation changes on the host is done."""
+        return self.verb is Verb.START
+
+    @property
     def started(self) -> bool:
         return self.verb is Verb.POST_START
 
