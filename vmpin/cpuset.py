@@ -8,6 +8,7 @@ runs on Python 3.9.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Dict, Iterable, Iterator, List
 
 #: The largest CPU number any Linux kernel can be built for is NR_CPUS - 1 = 8191 (x86 MAXSMP). The limit
@@ -102,7 +103,7 @@ class CpuSet:
 
         :raises CpuSetError: quoting the input and the region that is wrong.
         """
-        return cls._of_regions(text, _regions(text, MAX_REGIONS), strides=True)
+        return _short_list(text) if len(text) <= _SHORT else _list(text)
 
     @classmethod
     def _of_regions(cls, text: str, regions: List[str], strides: bool) -> CpuSet:
@@ -224,6 +225,15 @@ class CpuSet:
         except AttributeError:
             object.__setattr__(self, "_frozen", frozenset(self))
             return self._frozen
+
+
+def _list(text: str) -> CpuSet:
+    return CpuSet._of_regions(text, _regions(text, MAX_REGIONS), strides=True)
+
+
+#: A runtime reports the same few lists again and again. Longer ones, as a hostile text may be, are not kept.
+_SHORT = 64
+_short_list = lru_cache(maxsize=1024)(_list)
 
 
 class CpuLists:

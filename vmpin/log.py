@@ -53,6 +53,8 @@ class _Operation:
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         @wraps(function)
         def numbered(*args: _P.args, **more: _P.kwargs) -> _R:
+            if _numbered():
+                return function(*args, **more)
             with _Operation():
                 return function(*args, **more)
         return numbered

@@ -120,6 +120,9 @@ class ClaimFiles:
                 return
             names = sorted(name for name in os.listdir(self.cdi) if name.startswith(SPEC_PREFIX))[:MAX_CLAIMS]
         except (FileNotFoundError, NotADirectoryError):
+            if not self._specs and not self._warned:
+                self._directory = None
+                return  # as in each pass on most nodes
             names, info = [], None
         except OSError as err:
             self._note(str(self.cdi), f"{self.cdi}: {err.strerror}: the claims before are used")

@@ -71,7 +71,11 @@ class Watcher:
         self.parts: Mapping[str, WatcherPart] = {
             feature.name: part for feature in features()
             if feature.watch is not None and (part := feature.watch(self)) is not None}
-        decider = next(present(part.decider for part in self.parts.values()), None)
+        parts = self.parts.values()
+        self._before_events = [*present(part.before_events for part in parts)]
+        self._after_events = [*present(part.after_events for part in parts)]
+        self._after_pass = [*present(part.after_pass for part in parts)]
+        decider = next(present(part.decider for part in parts), None)
         self.nri = (NriFeed(config, self._on_nri, self._stop.set, timeouts, decider, partial(can_wait, self.view))
                     if wants_nri(config) else None)
         self.files = FileFeed(self._on_files, timeouts)
@@ -82,7 +86,7 @@ class Watcher:
         self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.sampling = Sampling(node_state, lock.held,
-                                 next(present(part.listen for part in self.parts.values()), None))
+                                 next(present(part.listen for part in parts), None))
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off",
                                    timeouts=timeouts)
         self.guest = self.guests.report
@@ -142,7 +146,7 @@ class Watcher:
             logger.info("stopped; original masks are restored, and nothing is left")
 
     def _passed(self) -> None:
-        for after_pass in present(part.after_pass for part in self.parts.values()):
+        for after_pass in self._after_pass:
             after_pass()
 
     async def _end_tasks(self, directory: RunDirectory) -> bool:
@@ -186,16 +190,17 @@ class Watcher:
                     self._resync.set()  # containers that are no longer listed may have left files and masks behind
                 case Disconnected():
                     self.node_state.nri_connection_lost()
-        for before_events in present(part.before_events for part in self.parts.values()):
+        for before_events in self._before_events:
             before_events()
         touched, lost = take_nri(self.node_state, events)
-        for after_events in present(part.after_events for part in self.parts.values()):
+        for after_events in self._after_events:
             after_events(events)
         if lost and self.nri is not None:
             self.nri.request_list()
-        self._relist.joined(self.node_state.without_kata(self.node_state.pods_of_others(
-            event.container.pod for event in events
-            if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START and event.container.cpus)))
+        started = [event.container.pod for event in events
+                   if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START and event.container.cpus]
+        if started:
+            self._relist.joined(self.node_state.without_kata(self.node_state.pods_of_others(started)))
         ownership = self.view.ownership
         if waited and not any(map(self.node_state.may_get_vm, touched)):
             moved = self.reconciler.place()

@@ -6,14 +6,14 @@ needs takes longer to load than the rest of the watcher."""
 import asyncio
 import contextlib
 import platform
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.guest_report import PENDING, ContainerReport, GuestReport
-from vmpin.domain.model import ContainerId, SandboxId, VcpuId
+from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.channels import Channel, ContestedVsock, VirtioSerial, Vsock, find_channels
@@ -42,6 +42,8 @@ class VmGuest:
         #: The inputs of the last `update`, kept by the manager to skip one with the same.
         self.seen: tuple[object, ...] = ()
         self._inputs: tuple[object, ...] = ()  #: What the map was last derived from.
+        #: The vCPUs and their hardware ids, and the threads that they were last derived from.
+        self._hardware: tuple[Mapping[ThreadId, VcpuId], dict[VcpuId, int], GuestVcpus] | None = None
         self.placed: Iterable[ContainerId] = ()
         #: Why no map can be made, "" if one can.
         self.trouble = ""
@@ -105,7 +107,7 @@ class VmGuest:
         self._inputs = inputs
 
     def _derive(self, vm: Vm, placement: Placement) -> None:
-        hw, policy = _hardware(vm), self.config.guest
+        (hw, vcpus), policy = self._vcpus(vm), self.config.guest
         wanted = None
         if vm.vcpus_identified:
             wanted = guest_map(placement, hw, policy.system, policy.export, policy.expose_host_cpus)
@@ -115,14 +117,21 @@ class VmGuest:
         if self.agent is not None:
             self.agent.push(wanted)
         if self.kata is not None:
-            self.kata.push(KataWish(guest_vcpus(vm, hw), wanted))
+            self.kata.push(KataWish(vcpus, wanted))
 
     def unpin(self, vm: Vm) -> None:
         """Make it the wish that everything is taken back."""
         if self.agent is not None:
             self.agent.unpin()
         if self.kata is not None:
-            self.kata.push(KataWish(guest_vcpus(vm, _hardware(vm))))
+            self.kata.push(KataWish(self._vcpus(vm)[1]))
+
+    def _vcpus(self, vm: Vm) -> tuple[dict[VcpuId, int], GuestVcpus]:
+        """The hardware id of each vCPU, and the vCPUs; the command line of a VMM does not change."""
+        if self._hardware is None or self._hardware[0] != vm.vcpu_threads:
+            hw = hardware_ids(vm.type, vm.vmm.argv, (vcpu.id for vcpu in vm.vcpus))
+            self._hardware = dict(vm.vcpu_threads), hw, guest_vcpus(vm, hw)
+        return self._hardware[1:]
 
     def adopt(self, containers: Iterable[ContainerId]) -> None:
         """Take these for containers that an earlier process may have given CPUs."""
@@ -235,10 +244,6 @@ def _is_katas_turn(agent: AgentSession, kata: KataSession) -> bool:
     if not agent.up:
         return True
     return agent.done and kata.owes  # everything is taken back, except what Kata's agent was given before
-
-
-def _hardware(vm: Vm) -> dict[VcpuId, int]:
-    return hardware_ids(vm.type, vm.vmm.argv, (vcpu.id for vcpu in vm.vcpus))
 
 
 def guest_vcpus(vm: Vm, hw: dict[VcpuId, int]) -> GuestVcpus:

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -43,11 +44,12 @@ def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
     for gone in written.keys() - names.keys():
         del written[gone]
     texts = []
+    states, previous = kept.state.sandboxes.get, kept.previous.get
+    originals, vcpus = kept.originals.get, kept.vcpus.get
     for name in names:
-        parts = (kept.state.sandboxes.get(name), kept.previous.get(name), kept.originals.get(name),
-                 kept.vcpus.get(name))
+        parts = states(name), previous(name), originals(name), vcpus(name)
         last = written.get(name)
-        if last is None or any(old is not new for old, new in zip(last[0], parts, strict=True)):
+        if last is None or not all(map(is_, last[0], parts)):
             last = written[name] = parts, f"{json.dumps(name)}:{dumps(_pack(parts))}"
         texts.append(last[1])
     kubelet = "" if kept.kubelet is None else f',"kubelet":{dumps(_pack_kubelet(kept.kubelet))}'
