@@ -94,8 +94,7 @@ def keys(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, str
 
 
 @pytest.mark.parametrize("values", [
-    "{}", "reporter: {nrt: annotate, watchPods: false}",
-    "reporter: {nrt: own, annotate: true, startupTaint: vmpin.io/starting}"], ids=["default", "annotate", "own"])
+    "{}", "reporter: {nrt: own, watchPods: false, startupTaint: vmpin.io/starting}"], ids=["default", "own"])
 def test_every_right_is_needed_and_none_is_missing(built: Programs, newest: Path, values: str) -> None:
     rendered = objects(built, values, "-crds")
     documents = [each for each in yaml.safe_load_all(rendered) if each is not None]
@@ -125,8 +124,6 @@ def _act(node: ReporterNode, keys: dict[str, str]) -> None:
     """All but the withdrawal."""
     name = node.name
     node.pod(name)
-    if keys.get("nrt") == "annotate":
-        _apply_zones(node.server, name, "other")
     node.peer.report(node.entry(name))
     node.start(**keys)
     # The second time that an Event has the same text, its count is raised.
@@ -134,7 +131,7 @@ def _act(node: ReporterNode, keys: dict[str, str]) -> None:
         node.peer.report(node.entry(name, verdict=verdict))
         until(partial(node.shows, name, reason), node.log())
     written = ["event /api/v1/namespaces/default/events/", "pinning ", "labels "]
-    options = ("taint", "startup_taint"), ("topology", "nrt"), ("annotation", "annotate")
+    options = ("taint", "startup_taint"), ("topology", "nrt")
     written += [f"{kind} " for kind, key in options if keys.get(key)]
     for each in written:
         until(lambda: f"wrote kind={each}" in node.log(), f"{each}: {node.log()}")  # noqa: B023

@@ -1,26 +1,22 @@
-"""What the reporter writes only where it is asked for, under the chart's rules and policies: NodeResourceTopology,
-beside another writer and alone, and annotations of pods. The other writer applies as NFD does: forced."""
+"""NodeResourceTopology under the chart's rules and policies, beside another writer and alone. The other writer applies
+as NFD does: forced."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_given import pod as record
-from kube_given import sandbox
 
 from cluster.build import Programs
 from cluster.rendered import objects
 from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, until
-from cluster.server import MERGE, ApiServer
+from cluster.server import ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
-from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_withdrawal
-from vmpin.features.cluster.kube.pod_pinning import annotations_of, annotations_update
+from vmpin.features.cluster.kube.node_topology import topology_of, topology_withdrawal
 
 pytestmark = pytest.mark.cluster
 
@@ -79,11 +75,6 @@ def shows(node: ReporterNode, text: str) -> bool:
     return found is not None and text in found["status"].get("nodeResourceTopology", "")
 
 
-def pod_annotations(node: ReporterNode) -> dict[str, str]:
-    found = node.server.get("/api/v1/namespaces/default/pods/web").body["metadata"].get("annotations") or {}
-    return dict(found)
-
-
 def test_own_zones_are_written_left_to_another_writer_and_withdrawn(given_node: Given) -> None:
     node = given_node("reporter: {nrt: own}")
     server = node.server
@@ -104,7 +95,8 @@ def test_own_zones_are_written_left_to_another_writer_and_withdrawn(given_node: 
     until(lambda: shows(node, "own zones"), node.log())
     node.peer.report(exclusive="1,4-5")
     until(lambda: free(node) == ["2", "2"], node.log())
-    (deletion,) = topology_withdrawal(as_it_was, TopologyMode.OWN)
+    deletion = topology_withdrawal(as_it_was)
+    assert deletion is not None
     assert server.request(deletion.method, deletion.path, deletion.body).code == 409, "it has changed since"
 
     # A watcher that gives out the CPUs sends what its ledger has.
@@ -135,54 +127,9 @@ def test_own_zones_are_written_left_to_another_writer_and_withdrawn(given_node: 
     assert topology(node) is None, node.log()
 
 
-def test_an_annotation_stays_beside_what_another_program_applies(given_node: Given) -> None:
-    node = given_node("reporter: {nrt: annotate, annotate: true}")
-    server = node.server
-    node.start(nrt="annotate", annotate="true", startup_taint="")
-    until(lambda: shows(node, "not annotated"), node.log())
-    assert topology(node) is None, "none is created"
-    parts: dict[str, Any] = {"attributes": [{"name": "other", "value": "x"}],
-                             "zones": [{"name": "node-0", "type": "Node", "resources": []}]}
-    before = other_applies(node, **parts)
-    node.peer.report(exclusive="4-6")
-
-    def zones() -> Any:
-        return json.loads(((topology(node) or before)["metadata"].get("annotations") or {}).get("vmpin.io/zones", "0"))
-
-    expected = {"node-0": {"exclusive": "", "shared": "0-3"}, "node-1": {"exclusive": "4-6", "shared": "6-7"}}
-    until(lambda: zones() == expected, node.log())
-    other_applies(node, **parts)
-    assert zones() == expected
-    found = topology(node) or {}
-    assert {key: found[key] for key in found if key != "metadata"} == {
-        key: before[key] for key in before if key != "metadata"}
-
-    # Pods.
-    until(lambda: pod_annotations(node) == annotations_of(sandbox()), node.log())
-    again = annotations_update(record(uid="another"), {"vmpin.io/cpus": "7"})
-    assert again is not None
-    refused = server.request(again.method, again.path, again.body, kind=MERGE)
-    assert refused.code == 422
-    assert "uid" in refused.body["message"]
-    assert pod_annotations(node) == annotations_of(sandbox())
-    gone = server.request("PATCH", "/api/v1/namespaces/default/pods/none", again.body, kind=MERGE)
-    assert gone.code == 404, gone
-
-    # Withdrawn by the Job's account.
-    assert node.end() == 0
-    assert pod_annotations(node) != {}, "a rollout withdraws nothing"
-    token = server.service_account("vmpin", "vmpin-withdraw")
-    done = node.run("--withdraw", token=token, nrt="annotate", annotate="true")
-    assert done.returncode == 0, done.stderr
-    assert pod_annotations(node) == {}
-    found = topology(node) or {}
-    assert (found["zones"], found["metadata"].get("annotations")) == (parts["zones"], None)
-
-
 def test_without_the_rights_the_rest_is_written(given_node: Given) -> None:
     node = given_node("{}")
-    node.start(nrt="own", annotate="true", startup_taint="")
+    node.start(nrt="own", startup_taint="")
     until(lambda: node.shows("web", "Pinned"), node.log())
     until(lambda: shows(node, "not permitted"), node.log())
-    until(lambda: "pods/web: it is not permitted" in node.log(), node.log())
-    assert (topology(node), pod_annotations(node)) == (None, {})
+    assert topology(node) is None

@@ -47,7 +47,7 @@ class Cluster:
 
     def take(self, write: Write) -> None:
         body: Any = write.request.body
-        if write.pod is not None and write.kind in ("condition", "annotation"):
+        if write.pod is not None and write.kind == "condition":
             self.put(as_written(self.pods[write.pod.uid], write.request))
         elif write.kind == "labels":
             self.node = self.node._replace(labels={**self.node.labels, **body["metadata"]["labels"]})

@@ -52,11 +52,8 @@ def pod(name: str = "web", condition: Mapping[str, Any] | None = None, **changes
 
 
 def as_written(record: PodRecord, request: ApiRequest) -> PodRecord:
-    """The pod after an apply of its condition, or a patch of its annotations."""
+    """The pod after an apply of its condition."""
     body: Any = request.body
-    if "status" not in body:
-        annotations = {**record.annotations, **body["metadata"]["annotations"]}
-        return record._replace(annotations={key: text for key, text in annotations.items() if text is not None})
     (condition,) = body["status"].get("conditions") or [None]
     assert condition is None or condition["type"] == CONDITION
     return record._replace(condition=condition)

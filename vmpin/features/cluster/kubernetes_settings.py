@@ -27,12 +27,10 @@ class KubernetesSettings(NamedTuple):
                                "untrusted text")
     startup_taint: str = setting("", values.token, "key of the taint that is removed from the node once the watcher "
                                  "is ready; unset: none")
-    nrt: str = setting("off", values.one_of("off", "annotate", "own"), "the node's NodeResourceTopology: off; "
-                       "annotate (an annotation on an object that another program wrote); own (zones of its own, "
-                       "unless another program writes any)")
+    nrt: str = setting("off", values.one_of("off", "own"), "the node's NodeResourceTopology: off; own (zones of its "
+                       "own, unless another program writes any)")
     ready_file: Path | None = setting(None, values.path_or_unset, "file that is there while the API server is "
                                       "reached, for a readiness probe; unset: none")
-    annotate: bool = setting(False, values.flag, "whether pods get the annotations vmpin.io/cpus and vmpin.io/vcpus")
 
 
 def kubernetes(config: "Config") -> KubernetesSettings:

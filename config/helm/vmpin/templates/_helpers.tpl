@@ -183,8 +183,4 @@ tolerations:
 - name: VMPIN_KUBERNETES_NRT
   value: {{ .Values.reporter.nrt }}
 {{- end }}
-{{- if .Values.reporter.annotate }}
-- name: VMPIN_KUBERNETES_ANNOTATE
-  value: "true"
-{{- end }}
 {{- end }}

@@ -13,7 +13,6 @@ from kube_given import NODE, entry, line, node_part, pod, reported
 from vmpin.features.cluster.kube import agenda as timing
 from vmpin.features.cluster.kube.agenda import Agenda, Write, WriteChoice
 from vmpin.features.cluster.kube.node_pinning import REFRESH
-from vmpin.features.cluster.kube.node_topology import TopologyMode
 from vmpin.features.cluster.kube.reported_node import ReportedNode
 
 
@@ -226,27 +225,8 @@ def test_a_change_of_time_alone_is_no_change() -> None:
     assert cluster.kinds(10) == {"pinning": 1}
 
 
-def test_annotations_follow_the_sandbox_and_go_with_it() -> None:
-    cluster = Cluster(WriteChoice(annotations=True))
-    cluster.put(pod("web"), pod("runc"), pod("own", annotations={"vmpin.io/cpus": "9"}))
-    cluster.report(entry("web"))
-    assert cluster.kinds()["annotation"] == 1
-    assert cluster.pods["uid-web"].annotations["vmpin.io/cpus"] == "0-1,4-5"
-    cluster.report(entry("web", mask="0-1,4", vcpus={"0": "0-1", "1": "4"}))
-    assert cluster.kinds(timing.PASSING_AFTER)["annotation"] == 2, "also that one which no sandbox gave"
-    assert cluster.pods["uid-web"].annotations == {"vmpin.io/cpus": "0-1,4", "vmpin.io/vcpus": '{"0":"0-1","1":"4"}'}
-    assert (cluster.pods["uid-own"].annotations, cluster.pods["uid-own"].condition) == ({}, None)
-    cluster.reports = False
-    assert "annotation" not in cluster.kinds(timing.AWAY_AFTER), "the masks stay"
-    cluster.report()
-    cluster.step()
-    assert cluster.kinds(timing.PASSING_AFTER)["annotation"] == 1
-    assert cluster.pods["uid-web"].annotations == {}
-    assert cluster.kinds(timing.SETTLING) == {}
-
-
 def test_the_topology_is_written_and_the_object_shows_it() -> None:
-    cluster = Cluster(WriteChoice(topology=TopologyMode.OWN, conditions=False, labels=False))
+    cluster = Cluster(WriteChoice(topology=True, conditions=False, labels=False))
     assert cluster.kinds() == {}
     cluster.report()
     writes = cluster.step()

@@ -79,7 +79,7 @@ def test_without_the_crd_the_rest_goes_on() -> None:
 
 def _two_namespaces() -> tuple[Cluster, dict[str, Any]]:
     """A node with a pod in each of two namespaces, `default` and `other`."""
-    cluster = Cluster(WriteChoice(annotations=True))
+    cluster = Cluster(WriteChoice())
     other = entry("b", pod={"namespace": "other", "name": "b", "uid": "uid-b"})
     cluster.put(pod("a"), pod("b", namespace="other"))
     cluster.report(entry("a"), other)
@@ -108,7 +108,7 @@ def _written(cluster: Cluster, status: dict[str, int], times: int = 1) -> Counte
 def test_what_is_forbidden_in_one_namespace_goes_on_in_others() -> None:
     """A quota, a namespace that ends, another admission plugin."""
     cluster, other = _two_namespaces()
-    kinds = ("condition", "annotation", "event")
+    kinds = ("condition", "event")
     writes = _written(cluster, {"default": 403})
     assert {kind: writes[kind, "default"] for kind in kinds} == {kind: writes[kind, "other"] for kind in kinds} == (
         dict.fromkeys(kinds, 1))
@@ -116,10 +116,10 @@ def test_what_is_forbidden_in_one_namespace_goes_on_in_others() -> None:
     assert cluster.agenda.next_due(cluster.now) >= 0.9
     cluster.report(entry("a", verdict="floating", mask="0"), {**other, "verdict": "floating", "mask": "0"})
     writes = _written(cluster, {"default": 403})
-    assert [writes[kind, "other"] for kind in kinds] == [1, 1, 1]
+    assert [writes[kind, "other"] for kind in kinds] == [1, 1]
     cluster.now += 300
     writes = _written(cluster, {})
-    assert writes["condition", "default"] == writes["annotation", "default"] == 1
+    assert writes["condition", "default"] == 1
     assert writes["event", "default"] == 2
 
 
@@ -127,13 +127,13 @@ def test_an_object_at_which_the_api_server_fails_holds_up_no_other() -> None:
     """500: as with an admission webhook that does not answer."""
     cluster, _ = _two_namespaces()
     writes = _written(cluster, {"default": 500}, 6)
-    assert [writes[kind, "other"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
-    assert [writes[kind, "default"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
+    assert [writes[kind, "other"] for kind in ("condition", "event")] == [1, 1]
+    assert [writes[kind, "default"] for kind in ("condition", "event")] == [1, 1]
     assert writes["pinning", ""] == 1
     assert cluster.agenda.next_due(cluster.now) <= timing.SETTLING
     cluster.now += timing.SETTLING
     writes = _written(cluster, {})
-    assert [writes[kind, "default"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
+    assert [writes[kind, "default"] for kind in ("condition", "event")] == [1, 1]
 
 
 def test_the_nodes_objects_are_tried_ever_less_often_while_they_are_refused() -> None:
@@ -162,15 +162,3 @@ def test_a_refused_condition_is_tried_again_in_the_end() -> None:
     assert cluster.kinds(60)["condition"] == 0
     assert 0 < cluster.agenda.next_due(cluster.now) <= LONGEST
     assert cluster.kinds(LONGEST)["condition"] == 1
-
-
-def test_an_annotation_that_is_refused_is_not_sent_again_for_the_same_pod() -> None:
-    cluster = Cluster(WriteChoice(annotations=True, events=False, labels=False))
-    cluster.put(pod())
-    cluster.report(entry())
-    cluster.status = 409
-    assert cluster.kinds()["annotation"] == 1
-    cluster.status = 200
-    assert "annotation" not in cluster.kinds(timing.SETTLING)
-    cluster.put(pod(condition={"type": "other"}))
-    assert cluster.kinds()["annotation"] == 1

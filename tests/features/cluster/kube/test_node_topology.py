@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from kube_given import NODE, node_part, reported
 
-from vmpin.features.cluster.kube.api_request import APPLY, FIRST, LONGEST, MERGE_PATCH, ApiRequest
+from vmpin.features.cluster.kube.api_request import APPLY, FIRST, LONGEST, ApiRequest
 from vmpin.features.cluster.kube.identifiers import MANAGER
 from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.node_topology import (
     PAUSE,
     TopologyAgenda,
-    TopologyMode,
-    annotation_of,
     attributes_of,
     topology_of,
     topology_withdrawal,
@@ -42,10 +39,9 @@ def cpu_of(report: NodePart) -> list[tuple[str, str, str, str]]:
             for zone in zones for cpu in zone["resources"]]
 
 
-def item(*managers: str, annotation: str | None = None, **parts: Any) -> dict[str, Any]:
+def item(*managers: str, **parts: Any) -> dict[str, Any]:
     """An object whose zones these managers have."""
     return {"metadata": {"name": "node-a", "uid": "u", "resourceVersion": "7",
-                         "annotations": {} if annotation is None else {"vmpin.io/zones": annotation},
                          "managedFields": [{"manager": manager, "operation": "Apply", "fieldsV1": {"f:zones": {}}}
                                            for manager in managers]}, **parts}
 
@@ -67,7 +63,6 @@ def test_where_the_watcher_gives_out_the_cpus_its_ledger_has_what_is_allocatable
     report = part(exclusive="4-5", kubelet={"reservedSystemCPUs": "7"}, features={"allocator": given})
     assert cpu_of(report) == [("node-0", "4", "3", "2"), ("node-1", "4", "4", "2")]
     assert cpu_of(report._replace(online="0-2,4-7")) == [("node-0", "3", "2", "1"), ("node-1", "4", "4", "2")]
-    assert annotation_of(zones_of(report)) == annotation_of(zones_of(part(exclusive="4-5"))), "the owners alone"
 
 
 @pytest.mark.parametrize("given", [{"allocatable": "0-", "free": "1", "why": ""},
@@ -86,23 +81,18 @@ def test_a_kernel_that_shows_no_distances_gives_no_costs() -> None:
 
 
 @pytest.mark.parametrize("changes", [
-    {"exclusive": "0-"}, {"online": "x"}, {"shared_pool": "0-" * 5000}, {"topology": {}}, {"topology": {"nodes": []}},
+    {"exclusive": "0-" * 5000}, {"online": "x"}, {"topology": {}}, {"topology": {"nodes": []}},
     {"topology": {"nodes": {"a": "0"}}}, {"topology": {"nodes": {"0": 7}}}, {"topology": {"nodes": {}}},
     {"topology": {"nodes": {"0": "0-7"}, "distances": {"0": [10]}}}, {"kubelet": {"reservedSystemCPUs": "all"}}])
 def test_of_what_cannot_be_read_no_zone_is_made(changes: dict[str, Any]) -> None:
     assert zones_of(part(**changes)) == ()
-    assert TopologyAgenda(TopologyMode.OWN).due(NODE, part(**changes), 0.0) is None
+    assert TopologyAgenda(True).due(NODE, part(**changes), 0.0) is None
 
 
 def test_attributes_are_what_the_kubelets_configuration_sets_and_no_other() -> None:
     assert attributes_of(part()) == []
     assert attributes_of(part(kubelet={"topologyManagerPolicy": "magic", "topologyManagerScope": "pod"})) == [
         {"name": "topologyManagerScope", "value": "pod"}]
-
-
-def test_the_annotation_has_exclusive_cpus_and_shared_pool_by_zone() -> None:
-    text = annotation_of(zones_of(part(shared_pool="0-3,6-7")))
-    assert text == '{"node-0":{"exclusive":"","shared":"0-3"},"node-1":{"exclusive":"4-5","shared":"6-7"}}'
 
 
 # Writers.
@@ -121,7 +111,7 @@ def test_writers_are_the_managers_that_have_zones() -> None:
 def test_what_is_no_such_object_is_refused(answer: Any) -> None:
     with pytest.raises(ValueError, match="NodeResourceTopology"):
         topology_of(answer)
-    agenda = TopologyAgenda(TopologyMode.OWN)
+    agenda = TopologyAgenda(True)
     request = agenda.due(NODE, part(), 0.0)
     assert request is not None
     assert "NodeResourceTopology" in agenda.done(request, 200, answer, 0.0)
@@ -146,8 +136,8 @@ def test_zones_are_applied_without_force_and_with_the_node_as_their_owner() -> N
 class Given:
     """An agenda, and the object as a cluster has it."""
 
-    def __init__(self, mode: str, topology: dict[str, Any] | None = None) -> None:
-        self.agenda, self.item = TopologyAgenda(TopologyMode(mode)), topology
+    def __init__(self, topology: dict[str, Any] | None = None) -> None:
+        self.agenda, self.item = TopologyAgenda(True), topology
         self.now, self.status, self.log = 0.0, 200, list[str]()
 
     def sent(self, report: NodePart, seconds: float = 0.0) -> list[ApiRequest]:
@@ -165,11 +155,11 @@ class Given:
 
 
 def test_off_asks_nothing() -> None:
-    assert TopologyAgenda(TopologyMode.OFF).due(NODE, part(), 0.0) is None
+    assert TopologyAgenda(False).due(NODE, part(), 0.0) is None
 
 
 def test_own_zones_are_written_at_first_and_at_each_change() -> None:
-    given = Given("own")
+    given = Given()
     (request,) = given.sent(part())
     body: Any = request.body
     given.item = item(MANAGER, zones=body["zones"], attributes=[])
@@ -181,13 +171,13 @@ def test_own_zones_are_written_at_first_and_at_each_change() -> None:
     assert body["metadata"]["uid"] == "u"
     assert given.sent(part(), PAUSE / 2) == [], "too soon"
     # As another reporter of this node finds it.
-    given = Given("own", item(MANAGER, zones=body["zones"], attributes=[]))
+    given = Given(item(MANAGER, zones=body["zones"], attributes=[]))
     assert given.sent(part(exclusive="")) == []
     assert given.agenda.note == "own zones"
 
 
 def test_nothing_is_written_beside_another_writer_of_zones_until_it_is_gone() -> None:
-    given = Given("own", item("nfd", "other"))
+    given = Given(item("nfd", "other"))
     assert given.sent(part()) == []
     assert given.log == ["NodeResourceTopology: not written: zones are written by nfd, other"]
     for _ in range(3):
@@ -199,7 +189,7 @@ def test_nothing_is_written_beside_another_writer_of_zones_until_it_is_gone() ->
 
 
 def test_a_conflict_stops_it_until_a_change_or_the_next_refresh() -> None:
-    given = Given("own")
+    given = Given()
     given.status = 409
     assert len(given.sent(part())) == 1
     assert given.log == ["NodeResourceTopology: not written: another program has changed it"]
@@ -210,7 +200,7 @@ def test_a_conflict_stops_it_until_a_change_or_the_next_refresh() -> None:
 
 
 def test_what_is_forbidden_is_tried_again_after_a_while() -> None:
-    given = Given("own")
+    given = Given()
     given.status, given.item = 403, {}
     assert given.sent(part()) == []
     assert "not permitted" in given.log[0]
@@ -221,7 +211,7 @@ def test_what_is_forbidden_is_tried_again_after_a_while() -> None:
 
 
 def test_a_write_that_is_forbidden_is_tried_again_ever_later() -> None:
-    given = Given("own")
+    given = Given()
     given.status = 403
     tries = sum(len(given.sent(part(), second)) for second in [1.0] * int(2 * LONGEST))
     assert 8 <= tries <= 10
@@ -230,33 +220,8 @@ def test_a_write_that_is_forbidden_is_tried_again_ever_later() -> None:
     assert len(given.sent(part(), LONGEST)) == 1
 
 
-def test_only_an_annotation_is_written_on_anothers_object_and_none_is_created() -> None:
-    given = Given("annotate")
-    assert given.sent(part()) == []
-    assert given.agenda.note == "not annotated: no other program writes one"
-    given.item = item("nfd")
-    (request,) = given.sent(part(), REFRESH)
-    assert (request.path, request.content_type) == (PATH, MERGE_PATCH)
-    body: Any = request.body
-    assert body.keys() == {"metadata"}
-    assert body["metadata"].keys() == {"annotations"}
-    (text,) = body["metadata"]["annotations"].values()
-    assert json.loads(text)["node-1"] == {"exclusive": "4-5", "shared": ""}
-    assert given.agenda.note == "annotated"
-    given.item = item("nfd", annotation=text)
-    assert given.sent(part(), REFRESH) == []
-
-
-def test_what_is_of_another_setting_goes() -> None:
-    (request,) = Given("annotate", item(MANAGER, annotation="old")).sent(part())
-    assert request.body == {"metadata": {"annotations": {"vmpin.io/zones": None}}}
-    given = Given("own", item("nfd", annotation="old"))
-    (request,) = given.sent(part())
-    assert request.body == {"metadata": {"annotations": {"vmpin.io/zones": None}}}
-
-
 def test_while_the_kubelets_checkpoint_cannot_be_used_nothing_changes() -> None:
-    given = Given("own")
+    given = Given()
     assert len(given.sent(part())) == 1
     assert given.sent(part(exclusive="", trouble="cpu_manager_state: is no JSON"), REFRESH) == []
     assert given.agenda.note == "not written: cpu_manager_state: is no JSON"
@@ -267,7 +232,7 @@ def test_while_the_kubelets_checkpoint_cannot_be_used_nothing_changes() -> None:
 
 
 def test_while_the_ledger_is_unknown_nothing_is_written() -> None:
-    given = Given("own")
+    given = Given()
     why = "the container runtime has not listed its containers yet"
     assert given.sent(part(features={"allocator": {"why": why}})) == []
     assert given.agenda.note == f"not written: {why}"
@@ -279,18 +244,15 @@ def test_while_the_ledger_is_unknown_nothing_is_written() -> None:
 # Withdrawal.
 
 def test_an_object_is_deleted_only_if_its_zones_are_vmpins_alone() -> None:
-    def bodies(mode: TopologyMode, topology: dict[str, Any]) -> list[tuple[str, Any]]:
-        return [(request.method, request.body) for request in topology_withdrawal(topology_of(topology), mode)]
-
-    ((method, body),) = bodies(TopologyMode.OWN, item(MANAGER))
-    assert (method, body["preconditions"]) == ("DELETE", {"uid": "u", "resourceVersion": "7"})
-    assert bodies(TopologyMode.OWN, item("nfd")) == []
-    ((method, body),) = bodies(TopologyMode.OWN, item("nfd", MANAGER))
-    assert (method, body.keys(), body["metadata"]) == ("PATCH", {"apiVersion", "kind", "metadata"},
-                                                       {"name": "node-a", "uid": "u"})
-    assert bodies(TopologyMode.ANNOTATE, item("nfd", annotation="x")) == [
-        ("PATCH", {"metadata": {"annotations": {"vmpin.io/zones": None}}})]
-    assert bodies(TopologyMode.ANNOTATE, item(MANAGER)) == []
+    deletion, release = (topology_withdrawal(topology_of(item(*names))) for names in ([MANAGER], ["nfd", MANAGER]))
+    assert deletion is not None
+    assert release is not None
+    body: Any = deletion.body
+    assert (deletion.method, body["preconditions"]) == ("DELETE", {"uid": "u", "resourceVersion": "7"})
+    assert topology_withdrawal(topology_of(item("nfd"))) is None
+    body = release.body
+    assert (release.method, body.keys(), body["metadata"]) == ("PATCH", {"apiVersion", "kind", "metadata"},
+                                                               {"name": "node-a", "uid": "u"})
 
 
 def test_a_report_of_an_older_watcher_has_no_configuration_of_the_kubelet() -> None:

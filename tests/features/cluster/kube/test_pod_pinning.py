@@ -1,4 +1,4 @@
-"""The condition of a pod and its annotations: what its CPUs are, and nothing written without a change."""
+"""The condition of a pod: what its CPUs are, and nothing written without a change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 from kube_given import as_written, entry, pod, reported, sandbox
 
-from vmpin.features.cluster.kube.identifiers import ANNOTATION_CPUS, ANNOTATION_VCPUS
 from vmpin.features.cluster.kube.pod_pinning import (
     AWAY,
     MAX_MESSAGE,
     PinState,
-    annotations_of,
-    annotations_update,
     condition_update,
     condition_withdrawal,
     pinning_of,
@@ -128,41 +125,3 @@ def test_a_pod_that_ends_is_known_as_such(item: dict[str, Any], ending: bool) ->
     record = record_of(item)
     assert record is not None
     assert record.ending == ending
-
-
-SHOWN = {ANNOTATION_CPUS: "0-1,4-5", ANNOTATION_VCPUS: '{"0":"0-1","1":"4","2":"5"}'}
-
-
-def test_they_are_the_mask_and_the_cpus_of_each_vcpu() -> None:
-    assert annotations_of(sandbox()) == SHOWN
-
-
-@pytest.mark.parametrize("changes", [{"mask": None}, {"vmm": None}, {"suspended": True}])
-def test_a_pod_that_is_not_placed_has_none(changes: dict[str, Any]) -> None:
-    assert annotations_of(sandbox(**changes)) == {}
-    assert annotations_of(None) == {}
-
-
-def test_one_that_would_be_too_long_is_left_out() -> None:
-    vcpus = {str(number): ",".join(map(str, range(0, 200, 2))) for number in range(64)}
-    assert annotations_of(sandbox(vcpus=vcpus)) == {ANNOTATION_CPUS: "0-1,4-5"}
-
-
-def test_the_patch_holds_what_differs_and_the_uid() -> None:
-    request = annotations_update(pod(annotations={ANNOTATION_CPUS: "0-1,4-5", ANNOTATION_VCPUS: "{}"}), SHOWN)
-    assert request is not None
-    assert (request.method, request.path) == ("PATCH", "/api/v1/namespaces/default/pods/web")
-    assert request.body == {"metadata": {"uid": "uid-web", "annotations": {
-        ANNOTATION_VCPUS: SHOWN[ANNOTATION_VCPUS]}}}
-    assert annotations_update(pod(annotations=SHOWN), SHOWN) is None
-    gone = annotations_update(pod(annotations=SHOWN), {})
-    assert gone is not None
-    assert gone.body == {"metadata": {"uid": "uid-web", "annotations": dict.fromkeys(SHOWN)}}
-    assert annotations_update(pod(), {}) is None
-
-
-def test_of_a_pod_only_vmpins_own_are_kept() -> None:
-    record = record_of({"metadata": {"namespace": "n", "name": "p", "uid": "u", "annotations": {
-        "a": "b", "vmpin.io/other": "c", ANNOTATION_CPUS: "0"}}})
-    assert record is not None
-    assert record.annotations == {ANNOTATION_CPUS: "0"}

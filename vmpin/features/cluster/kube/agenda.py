@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vmpin.features.cluster.kube.api_request import FIRST, LONGEST, ApiRequest, Refusals
 from vmpin.features.cluster.kube.cluster_node import ClusterNode, label_update, taint_removal
 from vmpin.features.cluster.kube.node_pinning import REFRESH, node_pinning, pinning_update
-from vmpin.features.cluster.kube.node_topology import TopologyAgenda, TopologyMode
+from vmpin.features.cluster.kube.node_topology import TopologyAgenda
 from vmpin.features.cluster.kube.pod_events import (
     DriftReports,
     EventLimits,
@@ -28,8 +28,6 @@ from vmpin.features.cluster.kube.pod_pinning import (
     AWAY,
     PinState,
     PodPinning,
-    annotations_of,
-    annotations_update,
     condition_update,
     pinning_of,
 )
@@ -44,7 +42,7 @@ PASSING_AFTER = 10.0
 NODE_PAUSE = 10.0
 #: Seconds until what was written may be written again because the API server does not show it.
 SETTLING = 30.0
-#: Conditions, annotations and Events: their number at once, and then the seconds for each.
+#: Conditions and Events: their number at once, and then the seconds for each.
 WRITE_BURST, WRITE_SECONDS = 20, 0.1
 MAX_EVENTS = 500
 
@@ -58,13 +56,12 @@ class WriteChoice(NamedTuple):
     conditions: bool = True
     labels: bool = True
     startup_taint: str = ""
-    annotations: bool = False
-    topology: TopologyMode = TopologyMode.OFF
+    topology: bool = False
 
 
 class Write(NamedTuple):
-    """`kind` is taint, labels, condition, annotation, event, topology (which is read, too) or pinning. `content` is
-    what the object shows afterwards: a PodPinning, annotations, a RecordedEvent, or a NodePinning."""
+    """`kind` is taint, labels, condition, event, topology (which is read, too) or pinning. `content` is what the
+    object shows afterwards: a PodPinning, a RecordedEvent, or a NodePinning."""
 
     kind: str
     request: ApiRequest
@@ -89,10 +86,10 @@ class Agenda:
         self._sandboxes: dict[str, SandboxPinning] = {}  #: By uid.
         self._refused_changes: tuple[RefusedChange, ...] | None = None  #: Of the last report; None before the first.
         self._topology = TopologyAgenda(wanted.topology)
-        #: By kind of write and uid: the condition or annotations that were written, and when; the pod as it was at a
-        #: refusal, and until when the write is not tried again unless the pod changes.
-        self._written: dict[tuple[str, str], tuple[Any, float]] = {}
-        self._refused: dict[tuple[str, str], tuple[PodRecord, float]] = {}
+        #: By uid: the condition that was written, and when; the pod as it was at a refusal, and until when the write
+        #: is not tried again unless the pod changes.
+        self._written: dict[str, tuple[PodPinning, float]] = {}
+        self._refused: dict[str, tuple[PodRecord, float]] = {}
         self._events: deque[tuple[PodRecord, RecordedEvent, bool]] = deque(maxlen=MAX_EVENTS)
         self._event = 0  #: The place of the Event that is being written.
         self._leftovers = frozenset[str]()  #: Sandboxes that NodePinning leaves out.
@@ -120,7 +117,7 @@ class Agenda:
         present = set()
         for pod in pods:
             sandbox = self._sandboxes.get(pod.uid)
-            if pod.ending or (sandbox is None and pod.condition is None and not pod.annotations):
+            if pod.ending or (sandbox is None and pod.condition is None):
                 continue
             present.add(pod.uid)
             state = (AWAY if self.away else NO_SANDBOX if sandbox is None else
@@ -137,8 +134,8 @@ class Agenda:
         for table in (self._states, self._lasting):
             for uid in table.keys() - present:
                 del table[uid]
-        self._written = {key: entry for key, entry in self._written.items() if key[1] in present}
-        self._refused = {key: entry for key, entry in self._refused.items() if key[1] in present}
+        self._written = {uid: entry for uid, entry in self._written.items() if uid in present}
+        self._refused = {uid: entry for uid, entry in self._refused.items() if uid in present}
         namespaces = {"", *(pod.namespace for pod in pods)}
         self._refusals = {key: refusals for key, refusals in self._refusals.items() if key[1] in namespaces}
         self._paused = {key: until for key, until in self._paused.items() if until > now}
@@ -185,9 +182,7 @@ class Agenda:
                 and (request := label_update(node, reported.node, self._reporting)) is not None):
             yield Write("labels", request)
         if wanted.conditions:
-            yield from self._pod_writes("condition", now, clock)
-        if wanted.annotations:
-            yield from self._pod_writes("annotation", now, clock)
+            yield from self._conditions(now, clock)
         while (place := self._next_event(now)) is not None and self._pace.take(now):
             self._event = place
             pod, recorded, create = self._events[place]
@@ -216,32 +211,28 @@ class Agenda:
         return next((place for place, (pod, _, _) in enumerate(self._events)
                      if self._free("event", now, pod.namespace)), None)
 
-    def _pod_writes(self, kind: str, now: float, clock: float) -> Iterator[Write]:
-        """Yield the due writes of pods. :param kind: condition or annotation."""
+    def _conditions(self, now: float, clock: float) -> Iterator[Write]:
+        """Yield the due writes of pods' conditions."""
         for pod in self._pods:
-            key = kind, pod.uid
-            refused, until = self._refused.get(key, (None, 0.0))
-            held = pod.ending or (refused == pod and now < until) or not self._free(kind, now, pod.namespace)
-            content = None if held else self._pod_content(kind, pod, now)
-            written, when = self._written.get(key, (None, 0.0))
-            if content is None or (written == content and now - when < SETTLING):
+            refused, until = self._refused.get(pod.uid, (None, 0.0))
+            held = pod.ending or (refused == pod and now < until) or not self._free("condition", now, pod.namespace)
+            state = None if held else self._shown(pod, now)
+            written, when = self._written.get(pod.uid, (None, 0.0))
+            if state is None or (written == state and now - when < SETTLING):
                 continue
-            request = (condition_update(pod, content, clock) if isinstance(content, PodPinning) else
-                       annotations_update(pod, content))
+            request = condition_update(pod, state, clock)
             if request is None:
                 continue
             if not self._pace.take(now):
                 return
-            yield Write(kind, request, pod, content)
+            yield Write("condition", request, pod, state)
 
-    def _pod_content(self, kind: str, pod: PodRecord, now: float) -> PodPinning | dict[str, str] | None:
-        """Return what a pod's condition or annotations are to show; None to leave them as they are."""
+    def _shown(self, pod: PodRecord, now: float) -> PodPinning | None:
+        """Return what a pod's condition is to show; None to leave it as it is."""
         state, since = self._states.get(pod.uid, (None, 0.0))
         if state is None or (not state.state.lasting and state is not AWAY and now - since < PASSING_AFTER):
             return None
-        if kind == "condition":
-            return None if state is NO_SANDBOX and pod.condition is None else state
-        return None if state is AWAY else annotations_of(self._sandboxes.get(pod.uid))
+        return None if state is NO_SANDBOX and pod.condition is None else state
 
     def done(self, write: Write, status: int, now: float, answer: Mapping[str, Any] | None = None) -> str:
         """Take in the result of a write. :param status: of HTTP. :param answer: the object, of a read.
@@ -257,11 +248,10 @@ class Agenda:
             return self._pause(write, status, now)
         if write.pod is None:
             return self._node_done(write, status, succeeded, now)
-        key = write.kind, write.pod.uid
         if succeeded:
-            self._written[key] = write.content, now
+            self._written[write.pod.uid] = write.content, now
             return ""
-        self._refused[key] = write.pod, now + LONGEST
+        self._refused[write.pod.uid] = write.pod, now + LONGEST
         # 404, 409: the pod is gone, or another pod has its name, as the watch will show.
         return "" if status in (404, 409) else f"{write.request}: refused ({status})"
 
@@ -304,7 +294,7 @@ class Agenda:
         elif write.pod is None or write.kind == "event":
             self._paused[_scope(write)] = now + SETTLING
         else:
-            self._refused[write.kind, write.pod.uid] = write.pod, now + SETTLING
+            self._refused[write.pod.uid] = write.pod, now + SETTLING
 
     def _pause(self, write: Write, status: int, now: float) -> str:
         refusals = self._refusals.setdefault(_scope(write), Refusals())

@@ -41,13 +41,6 @@ def apply(path: str, body: dict[str, object], force: bool = True) -> ApiRequest:
     return ApiRequest("PATCH", path, body, APPLY, (("fieldManager", MANAGER), ("force", "true" if force else "false")))
 
 
-def annotated(path: str, annotations: Mapping[str, str | None], uid: str = "") -> ApiRequest:
-    """A patch of annotations alone; a value of None removes its key. It never creates an object.
-    :param uid: the object's: another object of its name is not written to (409). "" for any."""
-    meta = {**({"uid": uid} if uid else {}), "annotations": dict(annotations)}
-    return ApiRequest("PATCH", path, {"metadata": meta}, MERGE_PATCH, (("fieldManager", MANAGER),))
-
-
 def node_path(node: str) -> str:
     return f"/api/v1/nodes/{checked(node)}"
 

@@ -11,10 +11,6 @@ KIND, PLURAL = "NodePinning", "nodepinnings"
 MANAGER = "vmpin-reporter"
 CONDITION = f"{GROUP}/CPUsPinned"
 LABEL_READY, LABEL_VERSION = f"{GROUP}/ready", f"{GROUP}/version"
-#: Of a pod: the CPUs that its threads may use at most, as the kernel writes a list; and as JSON those of each vCPU.
-ANNOTATION_CPUS, ANNOTATION_VCPUS = f"{GROUP}/cpus", f"{GROUP}/vcpus"
-#: Of a NodeResourceTopology.
-ANNOTATION_ZONES = f"{GROUP}/zones"
 
 #: Labels of a node that its NodePinning has, too, so that nodes can be chosen by them.
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"

@@ -2,23 +2,21 @@
 
 NFD, nri-plugins and koordlet write it, too, and its lists of zones and attributes are atomic: one manager has them
 whole, and another that writes them takes them over (manifests/crd.yaml has no list types). So vmpin reads it before
-each write, and writes zones only while managedFields names no other writer of zones, and else at most an annotation.
+each write, and writes zones only while managedFields names no other writer of zones.
 Readers take zones `node-N` of type Node, and of a resource what is `available` (scheduler-plugins
 pkg/noderesourcetopology). Memory is left out: the watcher does not see how much of a zone's is free."""
 
 from __future__ import annotations
 
-import enum
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vmpin.bounded import checked_whole, parse_whole
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.terminal import printable
-from vmpin.features.cluster.kube.api_request import ApiRequest, Refusals, annotated, apply, checked
+from vmpin.features.cluster.kube.api_request import ApiRequest, Refusals, apply, checked
 from vmpin.features.cluster.kube.cluster_node import ClusterNode
-from vmpin.features.cluster.kube.identifiers import ANNOTATION_ZONES, MANAGER
+from vmpin.features.cluster.kube.identifiers import MANAGER
 from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.reported_node import NodePart
 
@@ -30,24 +28,14 @@ _ATTRIBUTES = {"topologyManagerPolicy": ("none", "best-effort", "restricted", "s
                "topologyManagerScope": ("container", "pod")}
 
 
-class TopologyMode(enum.StrEnum):
-    """The value is that of kubernetes.nrt."""
-
-    OFF = "off"
-    ANNOTATE = "annotate"
-    OWN = "own"
-
-
 class Zone(NamedTuple):
-    """A NUMA node: its online CPUs, and of these those for containers, those that a container can still get as its
-    own, those with an owner, and the shared pool."""
+    """A NUMA node: its online CPUs, and of these those for containers, and those that a container can still get as its
+    own."""
 
     number: int
     online: CpuSet
     allocatable: CpuSet
     available: CpuSet
-    exclusive: CpuSet
-    shared: CpuSet
     costs: Mapping[int, int]
 
     @property
@@ -62,7 +50,6 @@ class TopologyRecord(NamedTuple):
     name: str
     uid: str
     version: str
-    annotation: str | None
     zones: object
     attributes: object
     writers: tuple[str, ...]
@@ -82,8 +69,7 @@ def topology_of(item: Mapping[str, Any]) -> TopologyRecord:
         managers = meta.get("managedFields") or ()
         zones = {str(manager["manager"]) for manager in managers if "f:zones" in (manager.get("fieldsV1") or {})}
         return TopologyRecord(
-            meta["name"], meta["uid"], meta["resourceVersion"], (meta.get("annotations") or {}).get(ANNOTATION_ZONES),
-            item.get("zones"), item.get("attributes"),
+            meta["name"], meta["uid"], meta["resourceVersion"], item.get("zones"), item.get("attributes"),
             tuple(printable(manager[:128]) for manager in sorted(zones - {MANAGER})), MANAGER in zones,
             any(manager["manager"] == MANAGER and manager.get("operation") == "Apply" for manager in managers))
     except (KeyError, TypeError, AttributeError) as err:
@@ -99,8 +85,8 @@ def zones_of(part: NodePart) -> tuple[Zone, ...]:
     latter stay in the shared pool, but become exclusive to no other container: a scheduler that counted them would
     send here a pod that is refused. What shared containers request is not subtracted, as under the static policy."""
     try:
-        online, exclusive, shared, reserved = map(CpuSet.parse, (
-            part.online, part.exclusive, part.shared_pool, part.kubelet.get("reservedSystemCPUs", "")))
+        online, exclusive, reserved = map(CpuSet.parse, (
+            part.online, part.exclusive, part.kubelet.get("reservedSystemCPUs", "")))
         allocatable, available = (online - reserved, online - reserved - exclusive) if part.allocator is None else (
             CpuSet.parse(part.allocator.allocatable), CpuSet.parse(part.allocator.free))
         nodes = {number: CpuSet.parse(cpus) & online for text, cpus in part.topology["nodes"].items()
@@ -111,15 +97,8 @@ def zones_of(part: NodePart) -> tuple[Zone, ...]:
                 if (number := parse_whole(node, MAX_CPU)) is not None}
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
-    return tuple(Zone(number, own, own & allocatable, own & allocatable & available, own & exclusive, own & shared,
-                      rows.get(number, {}))
+    return tuple(Zone(number, own, own & allocatable, own & allocatable & available, rows.get(number, {}))
                  for number, own in sorted(nodes.items()))
-
-
-def annotation_of(zones: tuple[Zone, ...]) -> str:
-    """Exclusive CPUs and shared pool by zone, as compact JSON."""
-    return json.dumps({zone.name: {"exclusive": str(zone.exclusive), "shared": str(zone.shared)} for zone in zones},
-                      separators=(",", ":"))
 
 
 def zone_data(zone: Zone) -> dict[str, object]:
@@ -138,11 +117,6 @@ def attributes_of(part: NodePart) -> list[dict[str, str]]:
             if part.kubelet.get(key) in values]
 
 
-def annotation_update(name: str, text: str | None) -> ApiRequest:
-    """Return the request that writes the annotation with the zones. :param text: None removes it."""
-    return annotated(topology_path(name), {ANNOTATION_ZONES: text})
-
-
 def zones_update(node: ClusterNode, part: NodePart, zones: tuple[Zone, ...],
                  record: TopologyRecord | None) -> ApiRequest | None:
     """The apply that makes zones and attributes vmpin's own, not forced: the API server refuses it (409) where another
@@ -154,18 +128,14 @@ def zones_update(node: ClusterNode, part: NodePart, zones: tuple[Zone, ...],
     return _applied(node.name, record, {"ownerReferences": [owner]}, attributes=attributes, zones=data)
 
 
-def topology_withdrawal(record: TopologyRecord, mode: TopologyMode) -> list[ApiRequest]:
+def topology_withdrawal(record: TopologyRecord) -> ApiRequest | None:
     """Delete the object if its zones are vmpin's alone, and unless it has changed since it was read; of another
-    program's object remove what vmpin wrote. :param mode: without `own` no zones are withdrawn, as there is no right
-    to delete."""
-    if mode is TopologyMode.OWN and record.own and not record.writers:
-        return [ApiRequest("DELETE", topology_path(record.name), {
+    program's object remove what vmpin wrote."""
+    if record.own and not record.writers:
+        return ApiRequest("DELETE", topology_path(record.name), {
             "apiVersion": "v1", "kind": "DeleteOptions",
-            "preconditions": {"uid": record.uid, "resourceVersion": record.version}})]
-    requests = [annotation_update(record.name, None)] if record.annotation is not None else []
-    if mode is TopologyMode.OWN and record.applied and record.writers:
-        requests.append(_applied(record.name, record, {}))
-    return requests
+            "preconditions": {"uid": record.uid, "resourceVersion": record.version}})
+    return _applied(record.name, record, {}) if record.applied and record.writers else None
 
 
 def _applied(name: str, record: TopologyRecord | None, meta: Mapping[str, object], **parts: object) -> ApiRequest:
@@ -178,8 +148,8 @@ class TopologyAgenda:
     """When the object of one node is read and written: at each change of what it shows, and at each refresh. Pure.
     :ivar note: what is written, or why nothing is; "" while that is unknown."""
 
-    def __init__(self, mode: TopologyMode) -> None:
-        self._mode = mode
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
         self.note = ""
         self._record: TopologyRecord | None = None
         self._fresh = False  #: Whether the record was read since the last write or decision.
@@ -189,7 +159,7 @@ class TopologyAgenda:
 
     def due(self, node: ClusterNode, part: NodePart, now: float) -> ApiRequest | None:
         """The next request; None for none now. The caller reports its result with `done`, and calls this again."""
-        if self._mode is TopologyMode.OFF or now < self._paused:
+        if not self._wanted or now < self._paused:
             return None
         zones = zones_of(part)
         content = node.uid, zones, attributes_of(part)
@@ -202,20 +172,11 @@ class TopologyAgenda:
         if not self._fresh:
             return ApiRequest("GET", topology_path(node.name))
         self._fresh, self._decided, self._until = False, content, now + REFRESH
-        request = self._change(node, part, zones)
+        request = None if self._writers else zones_update(node, part, zones, self._record)
         if request is None:
             self.note = self._outcome()
             self._refusals.count = 0
         return request
-
-    def _change(self, node: ClusterNode, part: NodePart, zones: tuple[Zone, ...]) -> ApiRequest | None:
-        record, own = self._record, self._mode is TopologyMode.OWN
-        annotation = annotation_of(zones) if self._writers and not own else None
-        if record is not None and record.annotation != annotation:
-            if own:  # the annotation of an earlier mode is removed; the zones come next
-                self._decided = ()
-            return annotation_update(record.name, annotation)
-        return zones_update(node, part, zones, record) if own and not self._writers else None
 
     def done(self, request: ApiRequest, status: int, answer: Mapping[str, Any], now: float) -> str:
         """Take in the result of a request. :returns: a sentence for the log about a new reason why zones are not
@@ -233,7 +194,7 @@ class TopologyAgenda:
             self._until = self._paused = now + self._refusals.pause()
         else:
             self._paused = 0.0 if self._fresh else now + PAUSE
-        blocked = self._mode is TopologyMode.OWN and bool(self._writers)
+        blocked = bool(self._writers)
         if not refused and not reads:
             self._refusals.count = 0
         if refused or blocked or not reads:
@@ -247,9 +208,7 @@ class TopologyAgenda:
     def _outcome(self) -> str:
         """`note` after a request that was not refused."""
         writers = self._writers
-        if self._mode is TopologyMode.OWN:
-            return f"not written: zones are written by {', '.join(writers[:4])}" if writers else "own zones"
-        return "annotated" if writers else "not annotated: no other program writes one"
+        return f"not written: zones are written by {', '.join(writers[:4])}" if writers else "own zones"
 
     def next_due(self, now: float) -> float:
         """Seconds until something may be due without anything new."""

@@ -1,26 +1,22 @@
-"""The state of a pod's CPUs, and where the pod shows it: its condition vmpin.io/CPUsPinned, and annotations.
+"""The state of a pod's CPUs, and where the pod shows it: its condition vmpin.io/CPUsPinned.
 
 True: every thread of the pod's VM may run where the rules place it, and nowhere else. False: some thread may not, or
-another pod's may run on its CPUs. Unknown: not decided yet, or no watcher reports it. The annotations
-(kubernetes.annotate) are for programs that read pods and no conditions; nothing of vmpin reads them back."""
+another pod's may run on its CPUs. Unknown: not decided yet, or no watcher reports it."""
 
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.terminal import number_of
-from vmpin.features.cluster.kube.api_request import ApiRequest, annotated, apply, pod_path
-from vmpin.features.cluster.kube.identifiers import ANNOTATION_CPUS, ANNOTATION_VCPUS, CONDITION
+from vmpin.features.cluster.kube.api_request import ApiRequest, apply, pod_path
+from vmpin.features.cluster.kube.identifiers import CONDITION
 from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import ContainerPinning, CpuCollision, SandboxPinning
 
-#: Characters of a value. All annotations of an object have 256 KiB at most, and pods are listed often.
-MAX_VALUE = 8192
 #: Characters of a condition's message; an Event's may have 1,024.
 MAX_MESSAGE = 1000
 
@@ -164,20 +160,3 @@ def _applied(pod: PodRecord, status: Mapping[str, Any]) -> ApiRequest:
     return apply(f"{pod_path(pod.namespace, pod.name)}/status", {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}, "status": dict(status)})
-
-
-def annotations_of(sandbox: SandboxPinning | None) -> dict[str, str]:
-    """{} for a sandbox that is not placed, or None. An annotation that would be too long is left out."""
-    if sandbox is None or not sandbox.mask or not sandbox.runs or sandbox.suspended:
-        return {}
-    vcpus = json.dumps({str(vcpu): mask for vcpu, mask in sorted(sandbox.vcpus.items())}, separators=(",", ":"))
-    return {key: text for key, text in (
-        (ANNOTATION_CPUS, sandbox.mask), (ANNOTATION_VCPUS, vcpus)) if len(text) <= MAX_VALUE}
-
-
-def annotations_update(pod: PodRecord, wanted: Mapping[str, str]) -> ApiRequest | None:
-    """The patch of vmpin's annotations of a pod, {} for none; None where the pod has them already. The uid is part of
-    it: a pod that was created again under the name is not written to."""
-    target: dict[str, str | None] = {**dict.fromkeys(pod.annotations), **wanted}
-    changes = {key: text for key, text in target.items() if pod.annotations.get(key) != text}
-    return annotated(pod_path(pod.namespace, pod.name), changes, pod.uid) if changes else None

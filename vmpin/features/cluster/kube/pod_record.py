@@ -5,19 +5,17 @@ Raw JSON in, values out: a whole pod takes some 10 kB."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.features.cluster.kube.identifiers import ANNOTATION_CPUS, ANNOTATION_VCPUS, CONDITION, MIRROR, valid_name
+from vmpin.features.cluster.kube.identifiers import CONDITION, MIRROR, valid_name
 from vmpin.features.cluster.kube.reported_node import SandboxPinning
 from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, untrusted_pod
 from vmpin.features.cluster.kube.watched_annotations import watched_annotations
 
 
 class PodRecord(NamedTuple):
-    """`condition` and `annotations` are vmpin's own, None and {} without them; `runtime_uid` the uid by which the
-    kubelet and the runtime have the pod, which is another than the API server's for a static one; `untrusted` is for
-    people alone."""
+    """`condition` is vmpin's own, None without it; `runtime_uid` the uid by which the kubelet and the runtime have the
+    pod, which is another than the API server's for a static one; `untrusted` is for people alone."""
 
     namespace: str
     name: str
@@ -25,7 +23,6 @@ class PodRecord(NamedTuple):
     runtime_uid: str
     condition: Mapping[str, Any] | None = None
     ending: bool = False
-    annotations: Mapping[str, str] = MappingProxyType({})
     untrusted: UntrustedPod | None = None
     watched: Mapping[str, str] | None = None  #: The annotations that ask for CPUs.
 
@@ -46,12 +43,10 @@ def record_of(item: Mapping[str, Any], untrusted: bool = False,
             return None
         conditions = (item.get("status") or {}).get("conditions") or ()
         own = next((dict(condition) for condition in conditions if condition.get("type") == CONDITION), None)
-        annotations = meta.get("annotations") or {}
-        mirror = annotations.get(MIRROR)
+        mirror = (meta.get("annotations") or {}).get(MIRROR)
         phase = (item.get("status") or {}).get("phase")
         return PodRecord(namespace, name, uid, mirror or uid, own,
                          bool(meta.get("deletionTimestamp")) or phase in ("Succeeded", "Failed"),
-                         {key: annotations[key] for key in (ANNOTATION_CPUS, ANNOTATION_VCPUS) if key in annotations},
                          untrusted_pod(item) if untrusted else None,
                          watched_annotations(item, is_watched) if is_watched is not None else None)
     except (KeyError, TypeError, AttributeError):

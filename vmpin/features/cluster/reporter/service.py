@@ -18,7 +18,6 @@ from vmpin.features.cluster.kube.api_request import node_path
 from vmpin.features.cluster.kube.cluster_node import ClusterNode, node_of
 from vmpin.features.cluster.kube.identifiers import valid_name
 from vmpin.features.cluster.kube.node_pinning import REFRESH
-from vmpin.features.cluster.kube.node_topology import TopologyMode
 from vmpin.features.cluster.kubernetes_settings import kubernetes
 from vmpin.features.cluster.reporter.api_server import ApiLink, ApiServer
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
@@ -43,11 +42,10 @@ class Reporter:
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._socket = config.paths.status_socket
-        wanted = WriteChoice(keys.events, keys.conditions, keys.labels, keys.startup_taint, keys.annotate,
-                        TopologyMode(keys.nrt))
+        wanted = WriteChoice(keys.events, keys.conditions, keys.labels, keys.startup_taint, keys.nrt == "own")
         self._link = ApiLink(keys.ready_file, self._wake)
         self._link_report = LinkReport(self._socket)
-        self._stream = StatusStream(self._socket, self._wake, self._stopping, wanted.topology is TopologyMode.OWN)
+        self._stream = StatusStream(self._socket, self._wake, self._stopping, wanted.topology)
         self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, untrusted=keys.watch_pods,
                                is_watched=next(present(feature.watched_annotations(config) for feature in features()
                                                  if feature.watched_annotations is not None), None), link=self._link)

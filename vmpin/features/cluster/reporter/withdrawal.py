@@ -1,5 +1,5 @@
-"""Withdraws the reporters' writes: NodePinning, the conditions of pods, the nodes' labels; with kubernetes.annotate
-the annotations of pods, with kubernetes.nrt NodeResourceTopology. Events expire by themselves.
+"""Withdraws the reporters' writes: NodePinning, the conditions of pods, the nodes' labels; with
+kubernetes.nrt NodeResourceTopology. Events expire by themselves.
 
 For one node at SIGTERM, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's reboot
 withdraw nothing. For all nodes by `vmpin reporter --withdraw` in a Job after the chart was removed. Masks stay: they
@@ -17,8 +17,8 @@ from vmpin.errors import ClusterError, UsageError
 from vmpin.features.cluster.kube.api_request import ApiRequest, checked, items_of_pages, node_path
 from vmpin.features.cluster.kube.cluster_node import label_withdrawal, node_of
 from vmpin.features.cluster.kube.node_pinning import pinning_path, pinning_withdrawal
-from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_path, topology_withdrawal
-from vmpin.features.cluster.kube.pod_pinning import annotations_update, condition_withdrawal
+from vmpin.features.cluster.kube.node_topology import topology_of, topology_path, topology_withdrawal
+from vmpin.features.cluster.kube.pod_pinning import condition_withdrawal
 from vmpin.features.cluster.kube.pod_record import record_of
 from vmpin.features.cluster.kubernetes_settings import KubernetesSettings
 from vmpin.features.cluster.reporter.api_server import ApiServer
@@ -70,7 +70,7 @@ def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
     :returns: how many objects were changed. :raises IncompleteWithdrawal: some were not."""
     node = keys.node
     return _run_all([partial(_send, server, pinning_withdrawal(node)), partial(_labels, server, node),
-                 partial(_pods, server, node, keys), partial(_topologies, server, node, keys)])
+                 partial(_pods, server, node), partial(_topologies, server, node, keys)])
 
 
 def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: float = GONE_WITHIN) -> int:
@@ -87,7 +87,7 @@ def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: flo
     def labels() -> int:
         return _run_all([partial(_labels, server, name) for name in _names(server, "/api/v1/nodes")])
 
-    return _run_all([pinnings, labels, partial(_pods, server, "", keys), partial(_topologies, server, "", keys)])
+    return _run_all([pinnings, labels, partial(_pods, server, ""), partial(_topologies, server, "", keys)])
 
 
 def _stop_reporters(server: ApiServer, path: str, within: float) -> None:
@@ -116,18 +116,16 @@ def _labels(server: ApiServer, node: str) -> int:
     return 0 if request is None else _send(server, request)
 
 
-def _pods(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
+def _pods(server: ApiServer, node: str) -> int:
     selector = (("fieldSelector", f"spec.nodeName={node}"),) if node else ()
     requests = [request for item in _items(server, "/api/v1/pods", selector) if (pod := record_of(item)) is not None
-                for request in (condition_withdrawal(pod), annotations_update(pod, {}) if keys.annotate else None)
-                if request is not None]
+                and (request := condition_withdrawal(pod)) is not None]
     return _run_all([partial(_send, server, request) for request in requests])
 
 
 def _topologies(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
     """Withdraw vmpin's parts of NodeResourceTopologies. :param node: "" for all nodes. :returns: changed objects."""
-    mode = TopologyMode(keys.nrt)
-    if mode is TopologyMode.OFF:
+    if keys.nrt == "off":
         return 0
     try:
         records = [topology_of(item) for item in (
@@ -139,7 +137,7 @@ def _topologies(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
             return 0
         raise
     return _run_all([partial(_send, server, request) for record in records
-                 for request in topology_withdrawal(record, mode)])
+                     if (request := topology_withdrawal(record)) is not None])
 
 
 def _names(server: ApiServer, path: str) -> list[str]:

@@ -8,9 +8,9 @@ from vmpin.domain.terminal import number_of
 _ABOUT = """\
 Write to the API server of a cluster what the watcher of this node reports, until SIGTERM: an Event for each change
 that a pod's owner should see, the condition vmpin.io/CPUsPinned of each pod in a VM, the object NodePinning of the
-node (kubectl get nodepinnings), and two labels of the node; with kubernetes.annotate also annotations of these pods,
-with kubernetes.nrt the node's NodeResourceTopology. It follows the watcher over RUN/status/vmpin.sock (RUN:
-paths.run, /run/vmpin) and can change nothing there: without it, and without an API server, threads keep their places.
+node (kubectl get nodepinnings), and two labels of the node; with kubernetes.nrt also the node's
+NodeResourceTopology. It follows the watcher over RUN/status/vmpin.sock (RUN: paths.run, /run/vmpin) and can change
+nothing there: without it, and without an API server, threads keep their places.
 The watcher is handed what the API server has of its pods, for `vmpin status --explain` (kubernetes.watch_pods).
 
 Runs in a pod of its own, as a user in the group watch.status_group, without capabilities; of the host it needs the
@@ -30,8 +30,8 @@ examples:
     --set kubernetes.node=$(hostname)
 
 rights: pods list, watch; pods/status patch; nodes get, patch; events create, patch; nodepinnings.vmpin.io create,
-patch, delete; its own DaemonSet get. With kubernetes.annotate also: pods patch; with kubernetes.nrt:
-noderesourcetopologies.topology.node.k8s.io get, patch, and for own create, delete. With --withdraw also: nodes list,
+patch, delete; its own DaemonSet get. With kubernetes.nrt also: noderesourcetopologies.topology.node.k8s.io get,
+create, patch, delete. With --withdraw also: nodes list,
 nodepinnings list, its own DaemonSet delete, and with kubernetes.nrt noderesourcetopologies list.
 """
 
@@ -40,7 +40,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "reporter", "write what the watcher reports to the API server of a cluster", run,
                   about=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--withdraw", action="store_true", help="remove all NodePinnings, conditions and labels of "
-                        "the cluster (with kubernetes.annotate and kubernetes.nrt annotations and zones, too), and "
+                        "the cluster (with kubernetes.nrt zones, too), and "
                         "end; the DaemonSet kubernetes.daemonset, where that is set, is deleted first and its pods "
                         "waited for, as they would write again")
     output_flag(parser, ("text", "json"))
