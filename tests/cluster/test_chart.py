@@ -45,8 +45,6 @@ def test_what_is_kept_is_what_the_chart_renders(built: Programs) -> None:
     ("watcher: {privileged: null}", ["/watcher", "'privileged'", "missing"]),
     ("watcher: {maxUnavailable: 0%}", ["/watcher/maxUnavailable"]),
     ("reporter: {nrt: on}", ["/reporter/nrt"]),
-    ("{reporter: {watchPods: false}, config: {allocate: {live_annotations: true}}}",
-     ["config.allocate.live_annotations", "reporter.watchPods"]),
     ("reporter: {uid: 0}", ["/reporter/uid", "minimum"]),
     ("reporter: {startupTaint: 'a, b'}", ["/reporter/startupTaint", "does not match"]),
     ("kubelet: {directory: var/lib/kubelet}", ["/kubelet/directory", "does not match"]),

@@ -94,7 +94,7 @@ def keys(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, str
 
 
 @pytest.mark.parametrize("values", [
-    "{}", "reporter: {nrt: own, watchPods: false, startupTaint: vmpin.io/starting}"], ids=["default", "own"])
+    "{}", "reporter: {nrt: own, startupTaint: vmpin.io/starting}"], ids=["default", "own"])
 def test_every_right_is_needed_and_none_is_missing(built: Programs, newest: Path, values: str) -> None:
     rendered = objects(built, values, "-crds")
     documents = [each for each in yaml.safe_load_all(rendered) if each is not None]

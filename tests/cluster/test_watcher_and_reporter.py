@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from allocating_node import WHOLE, AllocatingNode
@@ -18,21 +16,13 @@ from runtime_bundle import cri
 from cluster.build import Programs
 from cluster.rendered import objects
 from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, daemon_set, prepare, until
-from cluster.server import MERGE, ApiServer
+from cluster.server import ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
 from vmpin.cpuset import CpuSet
 from vmpin.host.sysfs import Sysfs
 
 pytest_plugins = ["given"]
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
-
-POD = "/api/v1/namespaces/default/pods/web"
-#: What a pod's author may write there.
-HOSTILE = {"evil.example/screen": "\x1b[2J\u202e\r\n", "evil.example/long": "x" * 100_000,
-           "vmpin/exclusive": "false", "io.kubernetes.cri.sandbox-id": "another",
-           "kubectl.kubernetes.io/last-applied-configuration": "SECRET"}
-RESIZE = {"type": "PodResizePending", "status": "True", "reason": "Infeasible", "message": "\x1b]0;no room\x07",
-          "lastTransitionTime": "2026-01-02T03:04:05Z"}
 
 
 @pytest.fixture(scope="module")
@@ -127,51 +117,3 @@ def test_nrt_zones_follow_the_ledger_of_a_watcher_that_gives_out_the_cpus(built:
                 until(lambda: cpus("available") == 1, reporter.log())
             assert cpus("capacity") == len(Sysfs().topology().online)
             assert reporter.end() == 0
-
-
-def test_what_the_api_server_has_of_a_pod_is_shown_on_its_node_and_changes_no_mask(
-        server: ApiServer, newest: Path, node: Node, cpus: tuple[str, str]) -> None:
-    prepare(server)
-    token = server.service_account("vmpin", "reporter", node=node.id("node"))
-    node.configure(node={"shared_pool": cpus[0]})
-    with (Qemu(node.id("a")) as vm,
-          ReporterNode(server, node.id("node"), newest, token, run=node.run) as reporter):
-        uid = reporter.pod("web", "kata", annotations=HOSTILE)
-        server.request("PATCH", f"{POD}/status", {"status": {"qosClass": "Guaranteed", "conditions": [RESIZE]}},
-                       kind=MERGE)
-        node.start()
-        contain(node, vm, cpus[1], "web", uid)
-        node.wait_for_all(vm.pid, cpus[1])
-        before = by_tid(vm.pid)
-        reporter.start()
-
-        def shown() -> Any:
-            return node.sandbox(vm.sandbox)["untrusted"]
-
-        until(lambda: reporter.shows("web", "Pinned"), reporter.log())
-        until(shown, reporter.log())
-        (entry,) = node.data("status")["sandboxes"]
-        found = entry["untrusted"]
-        assert (found["qos"], found["runtime_class"], found["more_annotations"]) == ("Guaranteed", "kata", 0)
-        assert found["annotations"] == {
-            "evil.example/screen": "\\x1b[2J\\x202e\\x0d\\x0a", "evil.example/long": "x" * 255 + "…",
-            "vmpin/exclusive": "false", "io.kubernetes.cri.sandbox-id": "another"}
-        assert found["resizes"] == [{"type": "PodResizePending", "reason": "Infeasible",
-                                     "message": "\\x1b]0;no room\\x07", "since": "2026-01-02T03:04:05Z"}]
-        assert "SECRET" not in json.dumps(node.status())
-        for explained in ("--explain",), ():
-            text = node.cli("status", vm.sandbox, *explained).stdout
-            assert "Untrusted" in text
-            assert "PodResizePending" in text
-            assert text.replace("\n", "").isprintable()
-        # A watcher that is another one is handed it, too, and each change.
-        assert node.stop() == 0
-        node.start()
-        until(shown, reporter.log())
-        server.request("PATCH", POD, {"metadata": {"annotations": {"evil.example/long": "short"}}}, kind=MERGE)
-        until(lambda: shown()["annotations"]["evil.example/long"] == "short", reporter.log())
-        server.request("DELETE", POD, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
-        until(lambda: shown() is None, reporter.log())
-        node.resyncs()
-        assert kept(vm.pid, before)
-        assert reporter.end() == 0

@@ -56,7 +56,7 @@ def sandbox(id: str, pod: dict[str, Any], pid: int, verdict: str, containers: li
                             "placed_ms": {"mean": 0.31, "max": 0.9}},
             "drift": None, "proof": {"roles": {"vcpu": {
                 "placed": 86123.25, "certain": 86001.5, "elsewhere": 0.125, "free": 0.0, "waited": 12.5,
-                "migrations": 17}}, "unseen": 0.02}, "untrusted": None, "rivals": [], **more}
+                "migrations": 17}}, "unseen": 0.02}, "rivals": [], **more}
 
 
 def status() -> dict[str, Any]:

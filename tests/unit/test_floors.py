@@ -374,23 +374,9 @@ def test_a_number_from_outside_is_made_by_bounded_alone() -> None:
             for line in _conversions(path)] == []
 
 
-#: What places, pins and keeps the state, or reads what that follows from.
-_DECIDING = ("bounded", "cpuset", "domain", "protocol", "wire", "placement", "host", "vmm", "runtime", "config",
-             "sources", "authorities", "pinning", "reconcile", "guests", "procevents", "features.allocator")
-
-
-def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
-    """It is text of a pod's author, by way of a process without rights on the node."""
-    reach = {module: own(path) for module, path in MODULES.items()}
-    reading = {"features.cluster.kube.untrusted_pod"}
-    while more := {module for module, names in reach.items() if names & reading} - reading:
-        reading |= more
-    assert {module for module in reading if within(module, _DECIDING)} == set()
-    # In the watcher's process one module alone reads what was handed over.
-    readers = {module for module, path in MODULES.items() for node in nodes(path)
-               if isinstance(node, ast.Attribute) and node.attr == "handed_pods" and isinstance(node.ctx, ast.Load)}
-    reader = {"features.cluster.reporter_requests"}
-    assert readers == reader
-    # What asks for CPUs crosses apart from it, and is decoded only for a feature that takes it.
-    assert {module for module, names in reach.items() if "features.cluster.kube.watched_annotations" in names} == {
-        "features.cluster.kube.pod_record", "features.cluster.reporter.watcher_link", *reader}
+def test_annotations_that_ask_for_cpus_are_decoded_only_for_a_feature_that_takes_them() -> None:
+    """They come by way of a process without rights on the node."""
+    assert {module for module, path in MODULES.items()
+            if "features.cluster.kube.watched_annotations" in own(path)} == {
+        "features.cluster.kube.pod_record", "features.cluster.reporter.watcher_link",
+        "features.cluster.reporter_requests"}

@@ -47,14 +47,6 @@ def test_an_alignment_of_the_configuration_can_be_required(text: str, align: Ali
         assert (options.align, options.align_required) == (align, mark == "!")
 
 
-def test_changed_annotations_are_followed_only_where_pods_data_is_handed_over() -> None:
-    assert not settings.load(None, {}, {}).of_features["allocate"].live_annotations
-    live = {"allocate.live_annotations": "true"}
-    assert settings.load(None, {}, live).of_features["allocate"].live_annotations
-    with pytest.raises(ConfigError, match=r"allocate\.live_annotations.*kubernetes\.watch_pods"):
-        settings.load(None, {}, {**live, "kubernetes.watch_pods": "false"})
-
-
 @pytest.mark.parametrize(("key", "value"), [
     ("mode", "maybe"), ("groups", "=4"), ("groups", "a;a"), ("groups", "a/b"), ("groups", "a=x"), ("groups", "Fast=1"),
     ("groups", "a=1-2;b=2-3"), ("groups", "a=1@"), ("honour", "crain"),

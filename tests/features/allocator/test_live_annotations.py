@@ -22,8 +22,7 @@ from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.live_annotations import PAUSE, LiveAnnotations
-from vmpin.features.cluster.kube import untrusted_pod
-from vmpin.features.cluster.kube.watched_annotations import encoded_member
+from vmpin.features.cluster.kube.watched_annotations import MAX_REQUEST, encode
 from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.host import sockets
 from vmpin.status.health import SourceHealth
@@ -162,8 +161,8 @@ def test_a_member_that_no_reporter_makes_leaves_what_was_there(
         tmp_path: Path, machine: Machine, member: object) -> None:
     node = Node(tmp_path, "a")
     node.live.take({"uid-a": EXCLUSIVE})
-    request = json.dumps({"op": "pods", "version": 1, "pods": [], "asked": member}).encode() + b"\n"
-    assert "asked" in on_the_socket(tmp_path / "s", Watched(machine, node.live, deciding=False), request)["error"]
+    request = json.dumps({"op": "pods", "version": 1, "pods": member}).encode() + b"\n"
+    assert "pods" in on_the_socket(tmp_path / "s", Watched(machine, node.live, deciding=False), request)["error"]
     assert node.steps() == 1
 
 
@@ -194,7 +193,7 @@ def on_the_socket(path: Path, watched: Watched, request: bytes, deciding: Node |
             deciding.on_decision = decided.set
         made = sockets.listen(path)
         control = Control(watched, reading=True)  # type: ignore[arg-type]
-        tasks = [asyncio.create_task(sockets.serve(made, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))]
+        tasks = [asyncio.create_task(sockets.serve(made, MAX_REQUEST, control.answer, True, 120.0))]
         if watched.deciding:
             assert watched.live is not None
             tasks.append(asyncio.create_task(watched.live.run()))
@@ -215,20 +214,20 @@ def on_the_socket(path: Path, watched: Watched, request: bytes, deciding: Node |
 
 def test_a_request_on_the_status_socket_reaches_the_ledger(tmp_path: Path, machine: Machine) -> None:
     node = Node(tmp_path, "a")
-    request = untrusted_pod.encode({}, encoded_member({"uid-a": EXCLUSIVE}))
-    assert on_the_socket(tmp_path / "s", Watched(machine, node.live), request, node) == {"pods": 0}
+    request = encode({"uid-a": EXCLUSIVE})
+    assert on_the_socket(tmp_path / "s", Watched(machine, node.live), request, node) == {"pods": 1}
     assert node.has() == ("exclusive", "1-2")
 
 
 def test_switched_off_the_same_request_changes_nothing(tmp_path: Path, machine: Machine) -> None:
     node = Node(tmp_path, "a")
     before = node.allocator.ledger()
-    request = untrusted_pod.encode({}, encoded_member({"uid-a": EXCLUSIVE}))
-    assert on_the_socket(tmp_path / "s", Watched(machine, None), request) == {"pods": 0}
+    request = encode({"uid-a": EXCLUSIVE})
+    assert "does not follow annotations" in on_the_socket(tmp_path / "s", Watched(machine, None), request)["error"]
     assert node.steps() == 0
     assert node.allocator.ledger() == before
-    assert "asked" in on_the_socket(tmp_path / "t", Watched(machine, node.live),
-                                    b'{"op":"pods","version":1,"pods":[],"asked":[]}\n')["error"]
+    assert "pods" in on_the_socket(tmp_path / "t", Watched(machine, node.live),
+                                   b'{"op":"pods","version":1,"pods":[]}\n')["error"]
 
 
 def test_a_refusal_stands_until_the_annotation_is_another_or_the_pod_is_gone(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
-"""What a reporter hands over: shown until it is silent, bounded, and without effect on a mask."""
+"""What a reporter hands over: taken for a feature that asks for it, shown until it is silent, and bounded."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,21 +18,20 @@ from vmpin.daemon.control import MAX_REQUEST, Control
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.model import Pod, SandboxId
 from vmpin.feature import WatcherPart
-from vmpin.features.cluster.kube import reporter_report, untrusted_pod
-from vmpin.features.cluster.kube.untrusted_pod import PodResize, UntrustedPod, encode
+from vmpin.features.cluster.kube import reporter_report, watched_annotations
+from vmpin.features.cluster.kube.watched_annotations import encode
 from vmpin.features.cluster.reporter_requests import ReporterRequests
-from vmpin.host import sockets
 from vmpin.status.health import SourceHealth
 
 pytest_plugins = ["given_unit"]
 
-POD = UntrustedPod("Guaranteed", "kata", (PodResize("PodResizePending", "Deferred", "no room", ""),), {"a": "b"}, 2)
+POD = {"a": "b"}
 #: One of many requests in a row.
 AT_ONCE = Timeouts(handed_pause=0.0)
 
 
 class Watched:
-    """As much of a watcher as takes pods' data and shows it; its reconciler is real."""
+    """As much of a watcher as takes pods' annotations; its reconciler is real."""
 
     about, stopping = None, False
 
@@ -45,7 +42,9 @@ class Watched:
         self.ahead = 0.0  #: Seconds that pass for the pods' clock alone.
         self.resynced = time.monotonic()
         self.requests = ReporterRequests(self, timeouts, lambda: time.monotonic() + self.ahead)
-        self.parts: Mapping[str, WatcherPart] = {"cluster": self.requests.part()}
+        self.taken: list[Mapping[str, Mapping[str, str]]] = []
+        self.parts: Mapping[str, WatcherPart] = {
+            "cluster": self.requests.part(), "following": WatcherPart(take_annotations=self.taken.append)}
 
     def feeds(self) -> tuple[None, None]:
         return None, None
@@ -62,10 +61,6 @@ class Watched:
         assert isinstance(answer, bytes)
         return json.loads(answer)
 
-    def shown(self) -> Any:
-        (entry,) = self.ask(b'{"op":"status"}')["sandboxes"]
-        return entry["untrusted"]
-
 
 @pytest.fixture
 def watched(machine: Machine) -> Watched:
@@ -75,86 +70,31 @@ def watched(machine: Machine) -> Watched:
     return Watched(machine)
 
 
-def test_it_is_shown_beside_its_sandbox_and_replaced_as_a_whole(watched: Watched) -> None:
-    assert watched.shown() is None
-    assert watched.ask(encode({"u-1": POD, "other": POD})) == {"pods": 2}
-    assert watched.shown() == {"qos": "Guaranteed", "runtime_class": "kata", "annotations": {"a": "b"},
-                               "more_annotations": 2, "resizes": [
-        {"type": "PodResizePending", "reason": "Deferred", "message": "no room", "since": ""}]}
-    assert watched.ask(encode({"other": POD})) == {"pods": 1}
-    assert watched.shown() is None
-
-
-def test_it_expires_when_nothing_is_sent_any_more(watched: Watched) -> None:
-    watched.ask(encode({"u-1": POD}))
-    assert watched.shown()
-    watched.ahead = AT_ONCE.handed_kept
-    assert watched.shown() is None
-    # No public way in: nothing shows what is kept and not shown.
-    assert watched.requests.handed_pods._value is None
-
-
-def test_it_changes_no_placement(watched: Watched) -> None:
-    def decided() -> object:
-        view = watched.view
-        planned = [result.operation for result in watched.reconciler.resync(act=False).results]
-        return planned, dict(view.placements), view.ownership, dict(view.sandboxes)
-
-    before = decided()
-    watched.ask(encode({"u-1": POD._replace(annotations={"vmpin/exclusive": "true", "io.kubernetes.cri.cpus": "0"})}))
-    assert decided() == before
-
-
 @pytest.mark.parametrize("uid", [0, os.geteuid(), 65532])
 def test_the_control_socket_takes_none_of_it(watched: Watched, uid: int) -> None:
     assert "pods" in watched.ask(encode({"u-1": POD}), reading=False, uid=uid)["error"]
-    assert watched.shown() is None
+    assert watched.taken == []
 
 
 @pytest.mark.parametrize("raw", [b'{"op":"pods"}', b'{"op":"pods","version":1,"pods":[[]]}',
-                                 b'{"op":"pods","version":9,"pods":[]}', b'{"op":"pods","pods":' + b"[" * 60_000])
+                                 b'{"op":"pods","version":9,"pods":{}}', b'{"op":"pods","pods":' + b"[" * 60_000])
 def test_what_is_no_such_request_leaves_what_was_there(watched: Watched, raw: bytes) -> None:
-    watched.ask(encode({"u-1": POD}))
+    assert watched.ask(encode({"u-1": POD})) == {"pods": 1}
     assert "error" in watched.ask(raw)
-    assert watched.shown()
+    assert watched.taken == [{"u-1": POD}]
 
 
-def test_requests_in_a_row_are_refused_a_large_one_before_it_is_parsed(machine: Machine,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_in_a_row_are_refused(machine: Machine) -> None:
     watched = Watched(machine, Timeouts(handed_pause=600.0))
     assert watched.ask(encode({"u-1": POD})) == {"pods": 1}
     assert "came less than 600 s after another" in watched.ask(encode({}))["error"]
-    garbage = b"[" * (MAX_REQUEST + 1)
-    assert "came less than 600 s after another" in watched.ask(garbage)["error"]
+    assert watched.ask(b'{"op":"status"}')["version"] == 1  # any other is answered all the same
     watched.ahead = 3600.0
-    assert watched.ask(garbage)["error"] == "the request is not understood"
-    assert "came less than 600 s after another" in watched.ask(encode({}))["error"]  # that one counted
-    assert watched.ask(b'{"op":"status"}')["version"] == 1  # what is small is answered all the same
+    assert watched.ask(encode({})) == {"pods": 0}
 
 
-def test_a_request_of_the_largest_size_has_room_on_the_socket_and_no_other(watched: Watched, tmp_path: Path) -> None:
-    async def main() -> None:
-        listener = sockets.listen(tmp_path / "s")
-        control = Control(watched, reading=True)  # type: ignore[arg-type]
-        task = asyncio.create_task(sockets.serve(listener, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))
-
-        async def ask(raw: bytes) -> bytes:
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
-            writer.write(raw)
-            answer = await reader.read()
-            writer.close()
-            return answer
-
-        large = POD._replace(annotations={f"{number:02}": "x" * 256 for number in range(24)})
-        raw = encode({str(number): large for number in range(untrusted_pod.MAX_PODS)})
-        assert untrusted_pod.MAX_REQUEST * 0.9 < len(raw) <= untrusted_pod.MAX_REQUEST
-        async with asyncio.timeout(120):
-            assert json.loads(await ask(raw)) == {"pods": untrusted_pod.MAX_PODS}
-            with contextlib.suppress(ConnectionResetError):
-                assert (await ask(b"x" * (untrusted_pod.MAX_REQUEST + 2))).startswith(b"refused: more than")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    asyncio.run(main())
+def test_the_largest_request_has_room_on_the_socket() -> None:
+    assert watched_annotations.MAX_REQUEST <= MAX_REQUEST
 
 
 class Given:

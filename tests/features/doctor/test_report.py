@@ -13,7 +13,7 @@ from trees import make_tree
 
 from vmpin.config import loading as configuration
 from vmpin.cpuset import CpuSet
-from vmpin.domain.facts import FoundSetting, NodeFacts, Rights, WatcherFacts
+from vmpin.domain.facts import FoundSetting, WatcherFacts
 from vmpin.feature import Feature
 from vmpin.features.doctor import report
 from vmpin.features.doctor.node_facts import collect_facts
@@ -133,13 +133,6 @@ def test_what_another_program_said_in_an_error_is_cleaned(tmp_path: Path) -> Non
     naming = [piece.name for piece in pieces.all() if b"cannot pull" in piece.data]
     assert naming == ["vmpin/doctor.json", "vmpin/doctor.txt", "vmpin/status.json", "vmpin/watcher.json"]
     assert not [piece.name for piece in pieces.all() if b"hush" in piece.data and piece.name.startswith("vmpin/")]
-
-
-def test_untrusted_text_about_pods_is_left_out() -> None:
-    """Annotations may hold secrets."""
-    facts = NodeFacts(Rights("root", 1), status={"version": 1, "sandboxes": [{"id": "s1", "untrusted": {"a": "b"}}]})
-    assert report.without_untrusted(facts).status == {"version": 1, "sandboxes": [{"id": "s1", "untrusted": None}]}
-    assert report.without_untrusted(NodeFacts(Rights("root", 1))).status == {}
 
 
 def test_a_vms_lines_by_features_are_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def thread(tid: int, actual: str, vcpu: int | None = None, ok: bool = True) -> d
 def sandbox(id: str, name: str, pid: int, **more: object) -> dict[str, Any]:
     return {"id": id, "pod": {"namespace": "demo", "name": name, "uid": f"uid-{name}"}, "runtime": "kata-go",
             "vmm": {"type": "qemu", "pid": pid}, "mask": "0-1,5-6", "verdict": "pinned", "reasons": [], "drift": None,
-            "found_by": "names", "guest": {"by": "vmpin-agent", "state": ""}, "untrusted": None,
+            "found_by": "names", "guest": {"by": "vmpin-agent", "state": ""},
             "containers": [{"id": WEB if id == SHOP else f"{id[:8]}-c", "name": "web", "pause": False, "cpuset": "5-6",
                             "exclusive": True, "exclusive_by": "kubelet", "since": None, "source": "bundle",
                             "own_cpus": "5-6", "stale_cpuset": None, "shared_with": [], "vcpus": "1-2",

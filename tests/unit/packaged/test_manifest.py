@@ -37,7 +37,7 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 #: Keys that the chart sets by itself: its values must not.
 SET = {"metrics.address", "watch.reload", "watch.status_group", "kubernetes.node", "kubernetes.kubeconfig",
        "kubernetes.daemonset", "kubernetes.startup_taint", "kubernetes.nrt",
-       "kubernetes.watch_pods", "kubernetes.ready_file"}
+       "kubernetes.ready_file"}
 
 
 def test_the_policy_of_events_knows_every_reason_of_the_reporters() -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vmpin.domain.finding import Check
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.topology import Topology
-    from vmpin.errors import ConfigError
     from vmpin.host.sysfs import Sysfs
     from vmpin.scenario.node_scenario import ScenarioPart
     from vmpin.scenario.scenario_reader import ScenarioValues
@@ -53,19 +52,6 @@ def _sections() -> Mapping[str, type[Any]]:
     from vmpin.features.allocator.allocate_settings import AllocateSettings
 
     return {"allocate": AllocateSettings}
-
-
-#: The key that has changed annotations handed over; missing where nothing can.
-_WATCH_PODS = "kubernetes.watch_pods"
-
-
-def _check_config(config: Config) -> ConfigError | None:
-    if not config.of_features["allocate"].live_annotations or config.values.get(_WATCH_PODS):
-        return None
-    from vmpin.errors import ConfigError
-
-    return ConfigError(f"allocate.live_annotations is on and {_WATCH_PODS} is off: changed annotations "
-                       "come with the pods' data that the reporter hands over", "switch both on, or the first one off")
 
 
 def _mode(config: Config) -> str:
@@ -204,7 +190,7 @@ def _checks() -> Sequence[Check]:
 
 
 _SCENARIO = ScenarioKeys(names=("allocate", "pods", "events"), read=_read_scenario, topology=_topology)
-FEATURE = Feature(name="allocator", sections=_sections, check_config=_check_config, fixed=("allocate",),
+FEATURE = Feature(name="allocator", sections=_sections, fixed=("allocate",),
                   authority=_authority, files=_files, give_back=_give_back, watch=_watch,
                   verbs={"alloc": "vmpin.features.allocator.verbs.alloc"},
                   lists_verbs=lambda config: _mode(config) != "off", options=_options, scenario=_SCENARIO,

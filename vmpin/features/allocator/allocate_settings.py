@@ -111,7 +111,7 @@ class AllocateSettings(NamedTuple):
     grow_delay_seconds: float = setting(2.0, _pause, "how long CPUs that came back wait for an answer of vmpin's to "
                                         "ride in, before the pool's containers are given them by CRI calls")
     live_annotations: bool = setting(False, values.flag, "whether a changed annotation of a pod, as the reporter "
-                                     "hands it over (kubernetes.watch_pods), changes a container that runs")
+                                     "hands it over, changes a container that runs")
 
     @property
     def options(self) -> "AllocationOptions":

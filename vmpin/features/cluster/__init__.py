@@ -5,10 +5,10 @@ The options for all nodes are here, beside the parts: a status of this node alon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vmpin.feature import Document, Feature, WatcherPart
+from vmpin.feature import Feature, WatcherPart
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -97,14 +97,6 @@ def _watch(watcher: Watcher) -> WatcherPart:
     return ReporterRequests(watcher, watcher.timeouts).part()
 
 
-def _sentences(sandbox: Document) -> Iterable[str]:
-    if not sandbox.get("untrusted"):
-        return ()
-    from vmpin.features.cluster.kube.untrusted_pod import untrusted_sentences
-
-    return untrusted_sentences(sandbox["untrusted"])
-
-
 def _checks() -> Sequence[Check]:
     from vmpin.domain.finding import Check
     from vmpin.features.cluster.reporter_check import reporter
@@ -114,5 +106,4 @@ def _checks() -> Sequence[Check]:
 
 FEATURE = Feature(name="cluster", sections=_sections, verbs={"reporter": "vmpin.features.cluster.verbs.reporter"},
                   service_verbs=("reporter",), options=_options, node_name=_node_name, watch=_watch,
-                  members=lambda view, vm: {"untrusted": None},  # without a watcher
-                  lines=_sentences, sentences=_sentences, checks=_checks)
+                  checks=_checks)

@@ -22,9 +22,6 @@ class KubernetesSettings(NamedTuple):
     events: bool = setting(True, values.flag, "whether pods get Events (kubectl describe pod)")
     conditions: bool = setting(True, values.flag, "whether pods get the condition vmpin.io/CPUsPinned")
     labels: bool = setting(True, values.flag, "whether the node gets the labels vmpin.io/ready and vmpin.io/version")
-    watch_pods: bool = setting(True, values.flag, "whether the watcher is handed QoS class, runtime class, resize "
-                               "conditions and annotations of the pods in VMs, which vmpin status shows as "
-                               "untrusted text")
     startup_taint: str = setting("", values.token, "key of the taint that is removed from the node once the watcher "
                                  "is ready; unset: none")
     nrt: str = setting("off", values.one_of("off", "own"), "the node's NodeResourceTopology: off; own (zones of its "

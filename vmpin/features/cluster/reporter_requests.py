@@ -1,7 +1,6 @@
 """The requests of `vmpin reporter`, and of other clients that follow the node: `follow`, `pods`, `reporter`.
 
-Of the watcher's process this module alone reads the untrusted text about pods that was handed over, and for the status
-alone; annotations that ask for CPUs cross apart from it (tests/unit/test_floors.py)."""
+Annotations that ask for CPUs are decoded only for a feature that takes them (tests/unit/test_floors.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import WatcherError
 from vmpin.feature import SocketRequest, WatcherPart, present
 from vmpin.features.cluster.followers import FollowedWatcher, Followers
-from vmpin.features.cluster.kube import reporter_report, untrusted_pod
-from vmpin.features.cluster.kube.watched_annotations import decoded_member
+from vmpin.features.cluster.kube import reporter_report, watched_annotations
 from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from vmpin.domain.desired_state import SandboxState
 
 T = TypeVar("T")
 
@@ -64,7 +61,7 @@ class ReporterRequests:
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._watcher = watcher
         self.followers = Followers(watcher, timeouts)
-        self.handed_pods = Handover[Mapping[str, untrusted_pod.UntrustedPod]](untrusted_pod.OPERATION, timeouts, clock)
+        self._pods = Handover[None](watched_annotations.OPERATION, timeouts, clock)
         #: Why the reporter does not reach the API server, "" where it does.
         self._trouble = Handover[str](reporter_report.OPERATION, timeouts, clock)
         self._pod_reports = 0
@@ -73,36 +70,29 @@ class ReporterRequests:
         return WatcherPart(
             tasks={"follow": self.followers.run},
             requests={"follow": SocketRequest(answer=self._follow, reading=True),
-                      untrusted_pod.OPERATION: SocketRequest(answer=self._take_pods, handed=True,
-                                                             largest=untrusted_pod.MAX_REQUEST,
-                                                             admit=self.handed_pods.admit),
+                      watched_annotations.OPERATION: SocketRequest(answer=self._take_pods, handed=True,
+                                                                   admit=self._pods.admit),
                       reporter_report.OPERATION: SocketRequest(answer=self._take_trouble, handed=True,
                                                                admit=self._trouble.admit)},
-            after_pass=self.followers.touch, members=self._members, health=self._health,
+            after_pass=self.followers.touch, health=self._health,
             metrics=lambda view, per_sandbox: reporter_families(len(self.followers), self._pod_reports))
 
     def _follow(self, request: Mapping[str, Any], sandbox: SandboxId | None) -> AsyncGenerator[bytes, None]:
         return self.followers.stream(request.get("kubelet") is True)
 
     def _take_pods(self, request: Mapping[str, Any], sandbox: SandboxId | None) -> dict[str, Any]:
-        if takers := [*present(part.take_annotations for part in self._watcher.parts.values())]:
-            annotations = decoded_member(request)
-            for take in takers:
-                take(annotations)
-        pods = untrusted_pod.decode(request)
-        self.handed_pods.take(pods)
+        takers = [*present(part.take_annotations for part in self._watcher.parts.values())]
+        if not takers:
+            raise WatcherError("pods: this watcher does not follow annotations", "allocate.live_annotations")
+        annotations = watched_annotations.decode(request)
+        for take in takers:
+            take(annotations)
         self._pod_reports += 1
-        return {"pods": len(pods)}
+        return {"pods": len(annotations)}
 
     def _take_trouble(self, request: Mapping[str, Any], sandbox: SandboxId | None) -> dict[str, Any]:
         self._trouble.take(reporter_report.decode(request))
         return {reporter_report.OPERATION: "taken"}
-
-    def _members(self, sandbox: SandboxState) -> dict[str, object]:
-        """The member `untrusted` of a sandbox's entry in the status; None without text about its pod."""
-        pods = self.handed_pods.value() or {}
-        pod = None if sandbox.pod is None else pods.get(sandbox.pod.uid)
-        return {"untrusted": None if pod is None else pod.data()}
 
     def _health(self) -> Iterator[SourceHealth]:
         """The reporter's health, which /readyz does not count; nothing where none has reported lately."""

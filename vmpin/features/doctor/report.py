@@ -11,7 +11,6 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,6 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
     :param doctor: the findings as JSON; `text` the same for people.
     :param most: bytes of all pieces together.
     """
-    facts = without_untrusted(facts)
     pieces = Pieces(most)
     proc = Procfs(config.paths.proc)
     pieces.add("README.txt", README)
@@ -93,15 +91,6 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
     except (LookupError, TypeError) as err:
         pieces.missing["vms"] = repr(err)
     return pieces
-
-
-def without_untrusted(facts: NodeFacts) -> NodeFacts:
-    """The facts without what the API server has of pods: annotations may hold secrets."""
-    sandboxes = facts.status.get("sandboxes")
-    if not sandboxes:
-        return facts
-    return replace(facts, status={
-        **facts.status, "sandboxes": [{**sandbox, "untrusted": None} for sandbox in sandboxes]})
 
 
 def _own_files(pieces: Pieces, config: Config) -> None:

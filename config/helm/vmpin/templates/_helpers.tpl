@@ -168,13 +168,6 @@ tolerations:
   value: {{ . | quote }}
 {{- end }}
 {{- include "vmpin.options" . }}
-{{- if not .Values.reporter.watchPods }}
-{{- if eq (get (get .Values.config "allocate" | default dict) "live_annotations" | toString) "true" }}
-{{- fail "config.allocate.live_annotations needs reporter.watchPods: true" }}
-{{- end }}
-- name: VMPIN_KUBERNETES_WATCH_PODS
-  value: "false"
-{{- end }}
 {{- end }}
 
 {{- /* What is written only where it is asked for, and then withdrawn, too. */ -}}

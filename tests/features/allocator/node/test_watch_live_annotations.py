@@ -13,8 +13,7 @@ from real_containerd import Containerd, one_in_ci
 from real_node import talk
 from waiting import wait
 
-from vmpin.features.cluster.kube.untrusted_pod import encode
-from vmpin.features.cluster.kube.watched_annotations import encoded_member
+from vmpin.features.cluster.kube.watched_annotations import encode
 
 pytestmark = pytest.mark.root
 
@@ -30,8 +29,8 @@ class FollowingNode(AllocatingNode):
 
     def hand(self, pods: Mapping[str, Mapping[str, str]]) -> None:
         """Hand over the annotations of pods, by uid. The watcher takes one request a second."""
-        request = encode({}, encoded_member(pods))
-        wait(lambda: json.loads(talk(self.run / "status" / "vmpin.sock", request)) == {"pods": 0},
+        request = encode(pods)
+        wait(lambda: json.loads(talk(self.run / "status" / "vmpin.sock", request)) == {"pods": len(pods)},
              lambda: f"not taken\n{self.log()}")
 
     def uid(self, pod: str) -> str:

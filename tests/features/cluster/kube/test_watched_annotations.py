@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.errors import WireError
-from vmpin.features.cluster.kube.untrusted_pod import MAX_REQUEST, UntrustedPod, decode, encode
 from vmpin.features.cluster.kube.watched_annotations import (
-    MAX_BYTES,
     MAX_PODS,
+    MAX_REQUEST,
     MAX_TEXT,
-    decoded_member,
-    encoded_member,
+    decode,
+    encode,
     watched_annotations,
 )
 
@@ -40,32 +39,23 @@ def test_only_what_asks_is_kept_and_nothing_of_it_is_cut() -> None:
 @given(st.dictionaries(st.text(max_size=40), st.dictionaries(st.text(max_size=20), st.text(max_size=80), max_size=4),
                        max_size=20))
 def test_what_is_sent_arrives_as_it_was(pods: dict[str, dict[str, str]]) -> None:
-    assert decoded_member(request(encode({}, encoded_member(pods)))) == pods
+    assert decode(request(encode(pods))) == pods
 
 
 @pytest.mark.parametrize("pods", [
     {str(number): {"k": "x" * 1000} for number in range(100)}, {str(number): {} for number in range(1000)},
     {"large": {"k": "\U0001f600" * 9000}, "small": {}}], ids=["long", "many", "one"])
 def test_pods_without_room_are_left_out_whole(pods: dict[str, dict[str, str]]) -> None:
-    member = encoded_member(pods)
-    assert len(member) < MAX_BYTES + 100
-    large = UntrustedPod("", "", (), {f"{number:02}": "x" * 256 for number in range(24)}, 0)
-    raw = encode({str(number): large for number in range(MAX_PODS)}, member)
-    assert MAX_REQUEST * 0.9 < len(raw) <= MAX_REQUEST
-    decoded = decoded_member(request(raw))
+    raw = encode(pods)
+    assert len(raw) <= MAX_REQUEST
+    decoded = decode(request(raw))
     assert 0 < len(decoded) <= MAX_PODS
     assert "large" not in decoded
     assert decoded.items() <= pods.items()
-    assert len(decode(request(raw))) == MAX_PODS, "the other pods' data has its share"
 
 
-def test_a_reporter_without_it_says_nothing() -> None:
-    assert encoded_member({}) == b""
-    assert decoded_member(request(encode({}))) == {}
-
-
-@pytest.mark.parametrize("member", ["", [], 1, None, {"u": None}, {"u": {"k": None}}, {"u": {"k": ["x"]}},
+@pytest.mark.parametrize("pods", ["", [], 1, None, {"u": None}, {"u": {"k": None}}, {"u": {"k": ["x"]}},
                                     {"u": {"k": "x" * MAX_TEXT}}, {str(number): {} for number in range(MAX_PODS + 1)}])
-def test_what_no_reporter_makes_is_refused(member: object) -> None:
-    with pytest.raises(WireError, match="asked"):
-        decoded_member({"asked": member})
+def test_what_no_reporter_makes_is_refused(pods: object) -> None:
+    with pytest.raises(WireError, match="pods"):
+        decode({"version": 1, "pods": pods})

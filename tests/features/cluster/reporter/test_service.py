@@ -8,17 +8,10 @@ from vmpin.config import loading
 from vmpin.features.cluster.reporter.service import Reporter
 
 
-@pytest.mark.parametrize(("watch_pods", "threads"), [
+@pytest.mark.parametrize(("live", "threads"), [
     ("true", {"vmpin-follow", "vmpin-pods", "vmpin-handover"}), ("false", {"vmpin-follow", "vmpin-pods"})])
-def test_pods_data_is_kept_and_handed_over_only_if_that_is_on(watch_pods: str, threads: set[str]) -> None:
-    reporter = Reporter(loading.load(None, {}, {"kubernetes.node": "node-a", "kubernetes.watch_pods": watch_pods}))
+def test_annotations_that_ask_for_cpus_are_kept_only_if_they_are_followed(live: str, threads: set[str]) -> None:
+    reporter = Reporter(loading.load(None, {}, {"kubernetes.node": "node-a", "allocate.live_annotations": live}))
     # No public way in: without an API server nothing of a reporter runs that would show it.
     assert reporter._threads.keys() == threads
-    assert reporter._watch._untrusted == (watch_pods == "true")
-
-
-@pytest.mark.parametrize("live", ["true", "false"])
-def test_annotations_that_ask_for_cpus_are_kept_only_if_they_are_followed(live: str) -> None:
-    reporter = Reporter(loading.load(None, {}, {"kubernetes.node": "node-a", "allocate.live_annotations": live}))
-    # No public way in, as above.
     assert (reporter._watch._is_watched is not None) == (live == "true")

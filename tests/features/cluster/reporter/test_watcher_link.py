@@ -15,11 +15,10 @@ from typing import Any, cast
 
 import pytest
 from counted_pauses import CountedPauses
-from kube_given import entry, line, node_part, reported
+from kube_given import entry, line, node_part
 
 from vmpin.features.cluster.kube.pod_record import PodRecord, record_of
-from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, decode
-from vmpin.features.cluster.kube.watched_annotations import decoded_member
+from vmpin.features.cluster.kube.watched_annotations import decode
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
 from vmpin.features.cluster.reporter.pod_watch import PodWatch
 from vmpin.features.cluster.reporter.watcher_link import AGAIN, RETRY, LinkReport, PodHandover, StatusStream
@@ -116,8 +115,7 @@ DEADLINE = 120
 
 
 def item(name: str, **annotations: str) -> Mapping[str, Any]:
-    return {"metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}", "annotations": annotations},
-            "status": {"qosClass": "Burstable"}}
+    return {"metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}", "annotations": annotations}}
 
 
 class Handing:
@@ -125,12 +123,9 @@ class Handing:
 
     def __init__(self, path: Path, again: float) -> None:
         self.up, self.connections, self.listed = True, 1, True
-        self.reported = reported(entry("web"))
         self.items = [item("web"), item("runc")]
         self.answer = b'{"pods":1}\n'
-        self.requests: queue.Queue[dict[str, UntrustedPod]] = queue.Queue()
-        self.is_watched: Callable[[str], bool] | None = None
-        self.watched: Mapping[str, Mapping[str, str]] = {}  #: Of the request before `next`.
+        self.requests: queue.Queue[Mapping[str, Mapping[str, str]]] = queue.Queue()
         self.stopping = threading.Event()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(os.fspath(path))
@@ -141,7 +136,7 @@ class Handing:
 
     def pods(self) -> tuple[PodRecord, ...]:
         return tuple(pod for item in self.items
-                     if (pod := record_of(item, untrusted=True, is_watched=self.is_watched)) is not None)
+                     if (pod := record_of(item, lambda key: key.startswith("cpu-"))) is not None)
 
     def _serve(self) -> None:
         while True:
@@ -153,14 +148,13 @@ class Handing:
                 request = json.loads(connection.makefile().readline())
                 assert request["op"] == "pods"
                 connection.sendall(self.answer)
-                self.watched = decoded_member(request)
                 self.requests.put(decode(request))
 
     def start(self) -> None:
         for thread in self.threads:
             thread.start()
 
-    def next(self) -> dict[str, UntrustedPod]:
+    def next(self) -> Mapping[str, Mapping[str, str]]:
         return self.requests.get(timeout=DEADLINE)
 
     def end(self) -> None:
@@ -182,48 +176,23 @@ def handing(tmp_path: Path, again: float) -> Iterator[Handing]:
 
 
 @pytest.mark.parametrize("again", [600.0])
-def test_pods_in_vms_are_handed_over_after_each_change_and_to_a_new_watcher(handing: Handing) -> None:
-    assert handing.next() == {"uid-web": UntrustedPod("Burstable", "", (), {}, 0)}
-    handing.items[0] = item("web", a="b")
-    handing.handover.wake()
-    assert handing.next()["uid-web"].annotations == {"a": "b"}
-    handing.reported = reported(entry("web"), entry("runc"))
-    handing.handover.wake()
-    assert set(handing.next()) == {"uid-web", "uid-runc"}
-    # Which claims to be the other's mirror.
-    handing.items.append(item("rival", **{"kubernetes.io/config.mirror": "uid-web", "a": "of the rival"}))
-    handing.items[1] = item("runc", c="d")
-    handing.handover.wake()
-    pods = handing.next()
-    assert (pods["uid-web"].annotations, pods["uid-runc"].annotations) == ({"a": "b"}, {"c": "d"})
-    handing.connections = 2
-    handing.handover.wake()
-    assert set(handing.next()) == {"uid-web", "uid-runc"}
-    handing.items.clear()
-    handing.handover.wake()
-    assert handing.next() == {}
-    assert handing.requests.empty()
-
-
-@pytest.mark.parametrize("again", [600.0])
-def test_what_asks_for_cpus_is_handed_over_of_all_pods_if_it_is_followed(handing: Handing) -> None:
+def test_what_asks_for_cpus_is_handed_over_after_each_change_and_to_a_new_watcher(handing: Handing) -> None:
     policy = {"cpu-policy.vmpin.io": "exclusive"}
+    assert handing.next() == {"uid-web": {}, "uid-runc": {}}
     handing.items[1] = item("runc", **policy, other="x" * 5000)
-    handing.handover.wake()
-    handing.next()
-    assert handing.watched == {}
-    handing.is_watched = lambda key: key.startswith("cpu-")
     # A static pod's uid is an annotation, and a pod that ends is not changed.
     handing.items.append(item("rival", **policy, **{"kubernetes.io/config.mirror": "uid-runc"}))
     handing.items.append({**item("done", **policy), "status": {"phase": "Succeeded"}})
     handing.items.append(item("long", **{"cpu-policy.vmpin.io": "x" * 5000}))
     handing.handover.wake()
-    assert set(handing.next()) == {"uid-web"}
-    assert handing.watched == {"uid-web": {}, "uid-runc": policy}
-    handing.items[1] = item("runc")
+    assert handing.next() == {"uid-web": {}, "uid-runc": policy}
+    handing.connections = 2
     handing.handover.wake()
-    handing.next()
-    assert handing.watched == {"uid-web": {}, "uid-runc": {}}
+    assert handing.next() == {"uid-web": {}, "uid-runc": policy}
+    handing.items.clear()
+    handing.handover.wake()
+    assert handing.next() == {}
+    assert handing.requests.empty()
 
 
 @pytest.mark.parametrize("again", [0.01])
@@ -236,10 +205,10 @@ def test_it_is_repeated(handing: Handing) -> None:
 def test_what_was_not_taken_is_sent_again(handing: Handing, refusal: bytes) -> None:
     handing.next()
     handing.answer = refusal
-    handing.items[0] = item("web", a="b")
+    handing.items[0] = item("web", **{"cpu-a": "b"})
     handing.handover.wake()
     for _ in range(3):
-        assert handing.next()["uid-web"].annotations == {"a": "b"}
+        assert handing.next()["uid-web"] == {"cpu-a": "b"}
 
 
 class LinkedWatcher:

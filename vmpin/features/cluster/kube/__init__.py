@@ -2,5 +2,5 @@
 of pods, NodePinning, labels, NodeResourceTopology.
 
 Pure: no clock, no connection; built from the lines of `follow` and from pods as the API server lists them. Two modules
-are for the way back to the watcher: untrusted_pod has text about pods for people, watched_annotations the CPUs that
-pods ask of the allocator."""
+are for the way back to the watcher: watched_annotations has the CPUs that pods ask of the allocator, reporter_report
+why the API server is not reached."""

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 from vmpin.features.cluster.kube.identifiers import CONDITION, MIRROR, valid_name
 from vmpin.features.cluster.kube.reported_node import SandboxPinning
-from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, untrusted_pod
 from vmpin.features.cluster.kube.watched_annotations import watched_annotations
 
 
 class PodRecord(NamedTuple):
     """`condition` is vmpin's own, None without it; `runtime_uid` the uid by which the kubelet and the runtime have the
-    pod, which is another than the API server's for a static one; `untrusted` is for people alone."""
+    pod, which is another than the API server's for a static one."""
 
     namespace: str
     name: str
@@ -23,7 +22,6 @@ class PodRecord(NamedTuple):
     runtime_uid: str
     condition: Mapping[str, Any] | None = None
     ending: bool = False
-    untrusted: UntrustedPod | None = None
     watched: Mapping[str, str] | None = None  #: The annotations that ask for CPUs.
 
     def owns(self, sandbox: SandboxPinning) -> bool:
@@ -32,9 +30,8 @@ class PodRecord(NamedTuple):
         return self.runtime_uid == self.uid or sandbox.pod == (self.namespace, self.name)
 
 
-def record_of(item: Mapping[str, Any], untrusted: bool = False,
-              is_watched: Callable[[str], bool] | None = None) -> PodRecord | None:
-    """None for a pod without the members that all pods have. :param untrusted: keep its texts, too.
+def record_of(item: Mapping[str, Any], is_watched: Callable[[str], bool] | None = None) -> PodRecord | None:
+    """None for a pod without the members that all pods have.
     :param is_watched: whether an annotation of this key asks for CPUs; None: none is kept."""
     try:
         meta = item["metadata"]
@@ -47,7 +44,6 @@ def record_of(item: Mapping[str, Any], untrusted: bool = False,
         phase = (item.get("status") or {}).get("phase")
         return PodRecord(namespace, name, uid, mirror or uid, own,
                          bool(meta.get("deletionTimestamp")) or phase in ("Succeeded", "Failed"),
-                         untrusted_pod(item) if untrusted else None,
                          watched_annotations(item, is_watched) if is_watched is not None else None)
     except (KeyError, TypeError, AttributeError):
         return None

@@ -29,15 +29,15 @@ EXPIRED = (410, 504)
 
 
 class PodWatch:
-    """`run` is a thread's body. :param changed: called in it after each change. :param untrusted: keep pods' untrusted
-    text, too. :param is_watched: as for `record_of`. :param pauses: after errors. :param link: is set to whether the
+    """`run` is a thread's body. :param changed: called in it after each change. :param is_watched: as for `record_of`.
+    :param pauses: after errors. :param link: is set to whether the
     pods are listed and watched."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], None], stopping: threading.Event,
-                 untrusted: bool = False, is_watched: Callable[[str], bool] | None = None,
+                 is_watched: Callable[[str], bool] | None = None,
                  pauses: Pauses | None = None, link: ApiLink | None = None) -> None:
         self._server, self._node, self._changed, self._stopping = server, node, changed, stopping
-        self._untrusted, self._is_watched, self._pauses = untrusted, is_watched, pauses or Pauses(stopping)
+        self._is_watched, self._pauses = is_watched, pauses or Pauses(stopping)
         self._link = link or ApiLink(None, lambda: None)
         self._lock = threading.Lock()
         self._pods: dict[str, PodRecord] = {}
@@ -89,7 +89,7 @@ class PodWatch:
         self._first = False
         with self._lock:
             self._pods = {pod.uid: pod for item in items
-                          if (pod := record_of(item, self._untrusted, self._is_watched)) is not None}
+                          if (pod := record_of(item, self._is_watched)) is not None}
             self.listed = True
         self._changed()
         return version
@@ -118,7 +118,7 @@ class PodWatch:
         return version
 
     def _take(self, kind: str, item: Mapping[str, Any]) -> None:
-        pod = record_of(item, self._untrusted, self._is_watched)
+        pod = record_of(item, self._is_watched)
         if pod is None:
             return
         with self._lock:

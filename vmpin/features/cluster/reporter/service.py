@@ -46,12 +46,12 @@ class Reporter:
         self._link = ApiLink(keys.ready_file, self._wake)
         self._link_report = LinkReport(self._socket)
         self._stream = StatusStream(self._socket, self._wake, self._stopping, wanted.topology)
-        self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, untrusted=keys.watch_pods,
-                               is_watched=next(present(feature.watched_annotations(config) for feature in features()
-                                                 if feature.watched_annotations is not None), None), link=self._link)
+        is_watched = next(present(feature.watched_annotations(config) for feature in features()
+                                  if feature.watched_annotations is not None), None)
+        self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, is_watched, link=self._link)
         self._handover = PodHandover(self._socket, self._stream, self._watch, self._stopping)
         self._threads = {"vmpin-follow": self._stream.run, "vmpin-pods": self._watch.run,
-                         **({"vmpin-handover": self._handover.run} if keys.watch_pods else {})}
+                         **({"vmpin-handover": self._handover.run} if is_watched is not None else {})}
         self._agenda = Agenda(wanted, secrets.token_hex(5), time.monotonic())
         self._daemon_set = OwnDaemonSet(self._server, keys.daemonset)
         self._pauses = Pauses(self._stopping)
@@ -124,7 +124,7 @@ class Reporter:
         status, answer, why = 200, None, ""
         try:
             answer = self._server.send(write.request)
-            if write.kind in ("condition", "annotation"):
+            if write.kind == "condition":
                 self._watch.put(answer)
             elif write.kind in ("taint", "labels"):
                 self._node = node_of(answer)

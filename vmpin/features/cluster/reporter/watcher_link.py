@@ -1,5 +1,5 @@
-"""The reporter's end of the watcher's status socket: it follows the node there, and hands over the pods' texts and
-whether the API server is reached."""
+"""The reporter's end of the watcher's status socket: it follows the node there, and hands over the annotations
+by which pods ask for CPUs, and whether the API server is reached."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from typing import Any
 from vmpin.bounded import load_json
 from vmpin.errors import SourceError, WatcherError
 from vmpin.features.cluster.kube import reporter_report
-from vmpin.features.cluster.kube.agenda import sandboxes_of
 from vmpin.features.cluster.kube.reported_node import NOTHING, ReportedNode
-from vmpin.features.cluster.kube.untrusted_pod import OPERATION, UntrustedPod, encode
-from vmpin.features.cluster.kube.watched_annotations import encoded_member
+from vmpin.features.cluster.kube.watched_annotations import OPERATION, encode
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
 from vmpin.features.cluster.reporter.pod_watch import PodWatch
 
@@ -125,9 +123,8 @@ class StatusStream:
 
 
 class PodHandover:
-    """Hands the watcher the API server's data of the pods in its VMs: after a change, to a watcher that has just come,
-    and each `again` seconds, as the watcher drops what is not repeated. `run` is a thread's body.
-    :param pauses: after errors."""
+    """Hands the watcher the annotations by which pods ask for CPUs: after a change, to a watcher that has just come,
+    and each `again` seconds. `run` is a thread's body. :param pauses: after errors."""
 
     def __init__(self, path: Path, stream: StatusStream, watch: PodWatch, stopping: threading.Event,
                  pause: float = PAUSE, again: float = AGAIN, pauses: Pauses | None = None) -> None:
@@ -141,31 +138,25 @@ class PodHandover:
 
     def run(self) -> None:
         """Hand pods over until `stopping` is set; it may last as long as `again` then, so it is a daemon's thread."""
-        sent: tuple[int, dict[str, UntrustedPod], bytes] = 0, {}, b""
+        sent = 0, b""
         sent_at, trouble = float("-inf"), ""
         while not self._stopping.is_set():
             self._woken.clear()
             if self._stream.up and self._watch.listed:
-                connection, pods, member = self._stream.connections, self._pods(), encoded_member(self._watched())
-                if (connection, pods, member) != sent or time.monotonic() - sent_at >= self._again:
+                connection, request = self._stream.connections, encode(self._watched())
+                if (connection, request) != sent or time.monotonic() - sent_at >= self._again:
                     try:
-                        ask(self._path, encode(pods, member), OPERATION)
+                        ask(self._path, request, OPERATION)
                     except (OSError, ValueError, WatcherError) as err:
                         if str(err) != trouble:
-                            logger.info("the watcher does not take pods' data: %s", err)
+                            logger.info("the watcher does not take pods' annotations: %s", err)
                         trouble = str(err)
                         self._pauses.after(WatcherError(str(self._path)), logging.DEBUG)
                         continue
-                    sent, sent_at, trouble = (connection, pods, member), time.monotonic(), ""
+                    sent, sent_at, trouble = (connection, request), time.monotonic(), ""
                     self._pauses.reset()
                     self._stopping.wait(self._pause)
             self._woken.wait(self._again)
-
-    def _pods(self) -> dict[str, UntrustedPod]:
-        """The pods in VMs: of others the watcher shows nothing."""
-        pods = self._watch.pods()
-        owners = sandboxes_of(pods, self._stream.reported.sandboxes.values())
-        return {pod.runtime_uid: pod.untrusted for pod in pods if pod.untrusted is not None and pod.uid in owners}
 
     def _watched(self) -> dict[str, Mapping[str, str]]:
         """The annotations that ask for CPUs, of all pods that run. A static pod's uid is an annotation, which any pod

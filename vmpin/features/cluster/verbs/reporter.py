@@ -11,7 +11,7 @@ that a pod's owner should see, the condition vmpin.io/CPUsPinned of each pod in 
 node (kubectl get nodepinnings), and two labels of the node; with kubernetes.nrt also the node's
 NodeResourceTopology. It follows the watcher over RUN/status/vmpin.sock (RUN: paths.run, /run/vmpin) and can change
 nothing there: without it, and without an API server, threads keep their places.
-The watcher is handed what the API server has of its pods, for `vmpin status --explain` (kubernetes.watch_pods).
+With allocate.live_annotations the watcher is handed the annotations by which pods ask for CPUs.
 
 Runs in a pod of its own, as a user in the group watch.status_group, without capabilities; of the host it needs the
 directory RUN/status alone. Needs the extra vmpin[kubernetes], and the name of the node (VMPIN_KUBERNETES_NODE, from
