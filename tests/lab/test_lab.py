@@ -82,6 +82,7 @@ def test_all_pass_in_the_node(boot: Boot, nodes: Nodes, capfd: pytest.CaptureFix
     assert [case.name for case in found if case.outcome == "skipped"] == []
 
 
+@pytest.mark.release
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.usefixtures("machine")
@@ -169,6 +170,11 @@ def test_nodes_in_the_background_end_with_it(tmp_path: Path, monkeypatch: pytest
     assert background.wait(boot, str) == 2
     while processes_with(str(tmp_path)):  # until the last of them has ended
         time.sleep(0.02)
+
+
+def test_the_counters_frequency_is_the_same_however_long_it_is_measured() -> None:
+    short, long = node.host_tsc_khz(0.05), node.host_tsc_khz(0.2)
+    assert short == pytest.approx(long, rel=0.01)  # from there on the kernel measures it itself
 
 
 @pytest.mark.parametrize(("script", "in_time"), [

@@ -209,11 +209,6 @@ class Vmpin:
         """What `vmpin status` has of a VM, from the watcher if one runs; likewise in no time."""
         return only(status_document(self.config()), vm.sandbox, "")
 
-    def threads(self, vm: Qemu) -> dict[int, dict[str, Any]]:
-        """The threads of a VM as `vmpin status` has them, by thread id."""
-        (found,) = self.json("status", vm.sandbox)["sandboxes"]
-        return {thread["tid"]: thread for thread in found["threads"]}
-
 
 class Watcher:
     """A real `vmpin watch`, ready when the `with` begins."""

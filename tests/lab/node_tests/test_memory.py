@@ -84,12 +84,9 @@ def test_memory_on_another_node_is_shown_until_the_kernel_has_moved_it(
         "pinned", ["2 of 2 pinned vCPUs are on another NUMA node than the memory of the guest"])
     assert sandbox["memory"]["vcpu_nodes"] == [1]
     assert sandbox["memory"]["away"] > 0.5
-    assert " the vCPUs are on node 1" in vmpin("status", "-o", "wide")
-    assert "1 VM with memory on other NUMA nodes than the vCPUs" in vmpin("doctor", "memory")
     subprocess.run(["migratepages", str(vm.pid), "0", "1"], check=True)
     assert bound_memory(vm) == {"bind:0": {"1": SIZE}}
     assert entry(vmpin, vm)["memory"]["away"] < 0.2
-    assert vmpin("doctor", "memory").startswith("ok ")
 
 
 @contextlib.contextmanager

@@ -38,10 +38,10 @@ def test_reconcile_puts_every_thread_in_its_place(nested_vm: StartsVms, kata: Ka
     rest = {tid: found for tid, found in vm.masks().items() if tid not in vcpus.values()}
     assert set(vm.vhost_tids()) <= rest.keys()
     assert set(rest.values()) == {CpuSet([pool])}
-    shown = vmpin.threads(vm)
+    shown = {thread["tid"]: thread for thread in vmpin.status(vm)["threads"]}
     assert shown.keys() == vm.all_threads().keys()
     assert sorted(tid for tid, thread in shown.items() if thread["role"] == "vhost") == sorted(vm.vhost_tids())
-    assert vmpin.json("repin")["operations"] == []
+    assert vmpin.reconcile().resync(act=False).results == ()
 
 
 def test_watcher_follows_an_update_of_a_container(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin, watcher: Watcher,
