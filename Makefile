@@ -70,9 +70,10 @@ test: venv ## run the tests; with CI=true as root also those with guests, a node
 			.ci/install --unpack $(UNPACKED) $(UNPACKED_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS); \
 			echo "left out: guests, a node and a cluster (CI=true runs them, too, as root), long stories (make" \
-				"test-all); why a test is skipped stands at the end, in some ten minutes on two cores"; \
-			[ -d tests/__pycache__ ] || .ci/logged "compiling the tests" \
-				$(BIN)/python -m pytest tests --collect-only -qq; fi
+				"test-all); why a test is skipped stands at the end, in some ten minutes on two cores"; fi
+	@# Else each process that runs tests does it.
+	@[ -d tests/__pycache__ ] || .ci/logged "compiling the tests" \
+		$(BIN)/python -m pytest tests --collect-only -qq
 	@$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not release,not lab and not guest and not cluster and not release)' \
 		-n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(filter true,$(CI)),$(CI_ONLY))
 

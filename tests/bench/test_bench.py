@@ -60,6 +60,7 @@ def test_quick_figures_have_their_shape_and_nothing_is_left(tmp_path: Path) -> N
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_drift_and_sampling_are_measured_beside_their_peers(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
@@ -75,6 +76,7 @@ def test_drift_and_sampling_are_measured_beside_their_peers(tmp_path: Path) -> N
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_the_live_view_is_measured_beside_a_reader_of_the_same_files(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
@@ -89,6 +91,7 @@ def test_the_live_view_is_measured_beside_a_reader_of_the_same_files(tmp_path: P
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_starts_are_measured_beside_bare_pythons(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
@@ -105,6 +108,7 @@ def test_starts_are_measured_beside_bare_pythons(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_events_of_the_runtime_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
@@ -124,6 +128,7 @@ def test_events_of_the_runtime_are_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_what_a_plugin_costs_is_measured(tmp_path: Path) -> None:
     need_root()
     out = tmp_path / "bench.json"
@@ -139,6 +144,7 @@ def test_what_a_plugin_costs_is_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_the_events_of_a_container_are_measured_beside_a_bare_plugin(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
@@ -156,6 +162,7 @@ def test_the_events_of_a_container_are_measured_beside_a_bare_plugin(tmp_path: P
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_an_exclusive_container_among_shared_ones_is_measured(tmp_path: Path) -> None:
     need_root()
     out = tmp_path / "bench.json"
@@ -169,6 +176,7 @@ def test_an_exclusive_container_among_shared_ones_is_measured(tmp_path: Path) ->
     assert min(figure["value"], figure["floor"], figure["without_headroom"], figure["beside"]) > 0
 
 
+@pytest.mark.release
 def test_a_node_of_containers_at_rest_is_measured(tmp_path: Path) -> None:
     need_root()
     out = tmp_path / "bench.json"
@@ -204,6 +212,7 @@ def test_new_threads_and_storms_are_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_the_agent_in_a_guest_is_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
@@ -224,6 +233,7 @@ def test_the_agent_in_a_guest_is_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_the_search_for_cpus_is_measured(tmp_path: Path) -> None:
     need_root()
     out = tmp_path / "bench.json"
@@ -242,6 +252,7 @@ def test_the_search_for_cpus_is_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_a_reading_of_interrupts_is_measured_beside_one_of_the_same_files(tmp_path: Path) -> None:
     need_root()
     out = tmp_path / "bench.json"
@@ -282,6 +293,7 @@ def test_an_interrupted_run_ends_its_machines(tmp_path: Path) -> None:
     assert not (tmp_path / "bench.json").exists()
 
 
+@pytest.mark.release
 def test_the_dearest_inputs_are_measured(tmp_path: Path) -> None:
     need_root()
     out, names = tmp_path / "bench.json", ["hostile_frame", "hostile_checkpoint", "hostile_persist", "flooding_guest"]
@@ -295,6 +307,7 @@ def test_the_dearest_inputs_are_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 @pytest.mark.release
 def test_growth_and_a_hostile_storm_are_measured(tmp_path: Path) -> None:
     need_root()

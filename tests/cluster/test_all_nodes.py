@@ -304,6 +304,7 @@ def test_hostile_and_huge_objects_are_said_and_the_others_are_shown(cluster: Clu
             server.request("DELETE", f"{PINNINGS}/{name}")
 
 
+@pytest.mark.release
 def test_a_cluster_without_the_chart_is_named_so(built: Programs, cluster: Cluster, tmp_path: Path) -> None:
     with ApiServer(built) as bare:
         for verb, code in (("status", 1), ("verify", 3)):

@@ -181,7 +181,8 @@ def test_one_build_takes_the_place_of_another_and_goes_back(release: Release, tm
     assert tags() == {image.tag(older)}
 
 
-@pytest.mark.parametrize("flag", ["--reset-then-reuse-values", "--reuse-values"])
+@pytest.mark.parametrize("flag", [
+    pytest.param("--reset-then-reuse-values", marks=pytest.mark.release), "--reuse-values"])
 def test_a_null_is_never_rendered(release: Release, flag: str) -> None:
     """Whatever Helm makes of it: with --reuse-values it keeps the value from before."""
     chart = "config/helm/vmpin"
@@ -233,8 +234,10 @@ def _ending(release: Release) -> None:
 
 
 @pytest.mark.parametrize(("cause", "reason"), [
-    (_definition_gone, ""), (_rights_gone, ""), (_failed, "vmpin-withdraw|failed"),
-    (_silent, "vmpin-withdraw|timed out|deadline"), (_forbidden, "withdraw.yaml"), (_ending, "withdraw.yaml")],
+    (_silent, "vmpin-withdraw|timed out|deadline"), (_forbidden, "withdraw.yaml"), *(
+        pytest.param(*case, marks=pytest.mark.release) for case in (
+            (_definition_gone, ""), (_rights_gone, ""), (_failed, "vmpin-withdraw|failed"),
+            (_ending, "withdraw.yaml")))],
     ids=lambda each: getattr(each, "__name__", "")[1:])
 def test_uninstalling_ends_whatever_the_withdrawal_comes_to(release: Release, cause: Callable[[Release], None],
                                                             reason: str) -> None:

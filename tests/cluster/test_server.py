@@ -12,7 +12,8 @@ from cluster.server import JSON, MERGE, STRATEGIC, ApiServer
 from cluster.server_objects import EVENTS, PINNED, PODS, condition, pod
 
 name = server_objects.name
-pytestmark = pytest.mark.cluster
+#: Tests of the tests.
+pytestmark = [pytest.mark.cluster, pytest.mark.release]
 
 
 def config_map(name: str, **data: str) -> dict[str, Any]:

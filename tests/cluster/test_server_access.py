@@ -15,7 +15,8 @@ from cluster.server import DEADLINE, MERGE, ApiServer
 from cluster.server_objects import EVENTS, PINNED, PODS, condition, pod
 
 name = server_objects.name
-pytestmark = pytest.mark.cluster
+#: Tests of the tests.
+pytestmark = [pytest.mark.cluster, pytest.mark.release]
 
 NODES = "/api/v1/nodes"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"

@@ -17,7 +17,8 @@ from real_containerd import VM, Containerd, suites
 from runtime_bundle import cgroups
 from waiting import wait
 
-pytestmark = pytest.mark.root
+#: Tests of the tests.
+pytestmark = [pytest.mark.root, pytest.mark.release]
 
 
 @pytest.fixture(params=suites())

@@ -7,7 +7,6 @@ CPU time of the vCPUs' threads outside. The same under KVM and over AF_VSOCK is 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -229,6 +228,7 @@ def test_an_agent_that_was_killed_asks_for_the_map(guest: RealGuest, agent: Agen
     assert {mask & ALL for tid, mask in main.masks().items() if tid != own} == {ALL}
 
 
+@pytest.mark.release
 def test_a_container_may_come_later_and_end_in_the_middle(guest: RealGuest, agent: Agent,
                                                           container: Callable[..., GuestContainer]) -> None:
     container("here", idle=1)
@@ -255,6 +255,7 @@ def test_a_containers_own_masks_and_cpusets_are_not_widened(guest: RealGuest, ag
     wait(lambda: main.masks()[own] == CpuSet.parse("1"), lambda: main.threads())
 
 
+@pytest.mark.release
 def test_garbage_on_the_port_is_survived(guest: RealGuest, agent: Agent,
                                          container: Callable[..., GuestContainer]) -> None:
     main = container("main", idle=1)
@@ -274,14 +275,6 @@ def test_garbage_on_the_port_is_survived(guest: RealGuest, agent: Agent,
     wait_for_masks(main, "1")
     agent.host.put({"main": "2"})
     wait_for_masks(main, "2")
-
-
-def test_the_workload_can_read_which_are_its_own(guest: RealGuest, agent: Agent,
-                                                 container: Callable[..., GuestContainer]) -> None:
-    container("main", idle=1)
-    agent.host.put({"main": "2-3"}, exclusive=("main",), export=True)
-    written = json.loads(guest.ask("read", path="/run/vmpin/cpus.json"))
-    assert CpuSet.parse(written["containers"]["main"]["own"]) == CpuSet.parse("2-3")
 
 
 def test_what_unpin_leaves_has_no_map(guest: RealGuest, agent: Agent,

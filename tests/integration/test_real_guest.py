@@ -16,7 +16,8 @@ from vmpin.vmm import qemu
 from vmpin.vmm.recognition import VmmProcess, classify
 from vmpin.vmm.threads import identify
 
-pytestmark = [pytest.mark.guest, pytest.mark.root]
+#: Tests of the tests.
+pytestmark = [pytest.mark.guest, pytest.mark.root, pytest.mark.release]
 
 
 @pytest.fixture(scope="module")
