@@ -75,6 +75,9 @@ def _numbered() -> bool:
 _SUBJECT = ("sandbox", "sandboxes", "container", "cgroup", "path", "file")
 _CONVERSION = r"(?:(\w+)=)?%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])"
 
+#: The keys by which `vmpin logs` chooses lines, in texts of these types they may be of others' choice.
+_FEIGNED, _FROM_OUTSIDE = r"\b(sandbox(?:es)?|container)=", (str, BaseException)
+
 #: How a line ends that names a pod or an operation. After text from outside that ends so comes ` pod=-`.
 _ENDING = re.compile(r" (?:pod|op)=\S+$")
 
@@ -115,6 +118,33 @@ def _one_word(name: str) -> str:
     return name.replace(" ", "_").replace(",", "_")
 
 
+class _Unkeyed:
+    """A text from outside, in which no key names a sandbox or container: `sandbox\\x3dID`."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return _unkeyed(str(self._value))
+
+    def __repr__(self) -> str:
+        return _unkeyed(repr(self._value))
+
+
+def _unkeyed(text: str) -> str:
+    return re.sub(_FEIGNED, r"\1\\x3d", text) if "=" in text else text
+
+
+def _text(record: logging.LogRecord) -> str:
+    """The line's text. Only its format has keys: a guest's error, or a thread's name, may have any text."""
+    args = record.args
+    if not isinstance(args, tuple) or not any(isinstance(arg, _FROM_OUTSIDE) and "=" in str(arg) for arg in args):
+        return record.getMessage()
+    return str(record.msg) % tuple(_Unkeyed(arg) if isinstance(arg, _FROM_OUTSIDE) else arg for arg in args)
+
+
 def _printable(text: str) -> str:
     """The text in one line and harmless to a terminal: threads and files have names of others' choice."""
     return text if text.isprintable() else "".join(
@@ -123,7 +153,7 @@ def _printable(text: str) -> str:
 
 def _message(record: logging.LogRecord, place: str = "") -> str:
     """A line without time and level. :param place: a traceback, before the pod and the number."""
-    text = _printable(record.getMessage() + place)
+    text = _printable(_text(record) + _unkeyed(place))
     if pod := pod_of_line(record):
         text = f"{text} pod={pod}"
     elif _ENDING.search(text):
@@ -141,7 +171,7 @@ class Text(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         """Indented, and ended as other lines are: the text of an error feigns neither a line nor a pod."""
-        lines = map(_printable, super().formatException(ei).splitlines())
+        lines = map(_printable, _unkeyed(super().formatException(ei)).splitlines())
         return "\n".join(f"  {line} pod=-" if _ENDING.search(line) else f"  {line}" for line in lines)
 
 
@@ -160,7 +190,7 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         pod = pod_of_line(record)
         return json.dumps({"time": round(record.created, 6), "level": record.levelname.lower(),
-                           "module": record.name, "message": record.getMessage(),
+                           "module": record.name, "message": _text(record),
                            **({"pod": pod} if pod else {}), **({"op": _current} if _numbered() else {}),
                            **({"traceback": self.formatException(record.exc_info)} if record.exc_info else {})})
 

@@ -69,6 +69,22 @@ def test_text_from_outside_feigns_neither_a_pod_nor_an_operation_nor_a_line(
         (" pod=-", None), (" pod=-", f" op={number}"), (" pod=demo/db", f" op={number}")]
 
 
+@pytest.mark.parametrize("text", ["name sandbox=b", "x\nsandbox=b", "containers=1 container=main", "(sandboxes=b,x)"])
+@pytest.mark.parametrize("form", [log.Text, log._Journal, log._Json])
+@pytest.mark.parametrize("line", ["refused: %s", "refused %r sandbox=%s"])
+def test_text_from_outside_names_no_sandbox(
+        form: type[logging.Formatter], line: str, text: str, lines: io.StringIO) -> None:
+    """A guest's error, a thread's name, an annotation: `vmpin logs` takes ids from a line."""
+    logger = logging.getLogger("vmpin.named")
+    logger.handlers[0].setFormatter(form())
+    for value in (text, ValueError(text), OSError(2, text)):
+        logger.info(line, *([value, "unknown"] if "sandbox" in line else [value]))
+    logger.error("known keys=1 sandbox=%s: %s", "unknown", "a=b")
+    named = [re.findall(r"\b(?:sandbox(?:es)?|container)=([^\s:\"]+)", text) for text in lines.getvalue().splitlines()]
+    assert named == [["unknown"] if "sandbox" in line else []] * 3 + [["unknown"]]
+    assert "a=b" in lines.getvalue()
+
+
 def test_the_text_of_an_error_feigns_neither_a_pod_nor_a_line(lines: io.StringIO) -> None:
     logger = logging.getLogger("vmpin.named")
     logger.handlers[0].setFormatter(log.Text())

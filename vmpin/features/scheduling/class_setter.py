@@ -208,11 +208,14 @@ class ClassSetter:
             return None
         except OSError as err:
             why = NOT_PERMITTED if isinstance(err, PermissionError) else f"the kernel refuses it: {err.strerror}"
-            self._report(why, f"not done: {change.describe()}", f" sandbox={change.sandbox}")
+            self._report(why, f"not done: {change.describe()}", change.sandbox)
             return why
         return ""
 
-    def _report(self, why: str, subject: str, fields: str = "") -> None:
+    def _report(self, why: str, subject: str, sandbox: str = "") -> None:
         if why not in self._reported:
             self._reported.add(why)
-            logger.error("%s: %s%s", subject, why, fields)
+            if sandbox:
+                logger.error("%s: %s sandbox=%s", subject, why, sandbox)
+            else:
+                logger.error("%s: %s", subject, why)
