@@ -28,8 +28,9 @@ _silent = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
 
 #: The flags word of a listening socket (net/unix/af_unix.c: unix_seq_show writes __SO_ACCEPTCON).
 _LISTENING = "00010000"
-#: A reply about thousands of vCPUs is below a megabyte.
-_READ_LIMIT = 1 << 20
+#: A reply about a thousand vCPUs is below 256 KiB. A QEMU that lies can fill the buffer, and the loop handles what is
+#: in it in one turn.
+_READ_LIMIT = 1 << 18
 #: The deadline of each attempt in seconds. QEMU usually answers within milliseconds; on a busy machine either end may
 #: wait for a CPU.
 DEADLINES = 0.2, 0.8, 3.2
