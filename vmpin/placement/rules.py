@@ -83,6 +83,12 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
                      _waiting(request, own, allowed), claim.pending)
 
 
+def outlasts_creations(placement: Placement, claims: CpuClaims) -> bool:
+    """Whether a sandbox's threads keep their CPUs when the containers that are being created start, if no vCPU is
+    plugged in until then: the containers have no exclusive CPUs, or one vCPU is pinned on each."""
+    return placement.verdict is Verdict.PINNED or not claims.creating
+
+
 def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
                     rulings: Rulings, previous: Previous | None = None) -> Placement | None:
     """The placement of a sandbox without a VM yet: the CPUs of its reported containers, else the shared pool. None if

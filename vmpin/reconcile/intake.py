@@ -9,8 +9,8 @@ from vmpin import log
 from vmpin.domain.assignments import Rank
 from vmpin.domain.events import ContainerMisplaced
 from vmpin.domain.model import SandboxId
-from vmpin.domain.sandbox_placement import Verdict
 from vmpin.errors import SourceError
+from vmpin.placement.rules import outlasts_creations
 from vmpin.reconcile.node_state import NodeState
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.spool import Spool
@@ -115,15 +115,11 @@ def _is_expected(view: "NodeView", call: "CallFacts") -> bool:
         return False
     if call.recorded:
         return record.requested
-    return (call.starts or call.started) and (not record.pending or _has_its_vcpus(view, call.pod))
-
-
-def _has_its_vcpus(view: "NodeView", sandbox: SandboxId) -> bool:
-    """Whether the end of its containers' creations leaves a VM's placement as it is: one vCPU is pinned on each
-    exclusive CPU, or the containers that are created have none."""
-    placement, claims = view.placements.get(sandbox), view.ownership.claims.get(sandbox)
-    return placement is not None and claims is not None and (
-        placement.verdict is Verdict.PINNED or not claims.creating)
+    if not (call.starts or call.started):
+        return False
+    placement, claims = view.placements.get(call.pod), view.ownership.claims.get(call.pod)
+    return not record.pending or (placement is not None and claims is not None
+                                  and outlasts_creations(placement, claims))
 
 
 @log.operation()

@@ -21,6 +21,7 @@ from vmpin.domain.policy import Policy, VcpuRule
 from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.pinning.plan import Observed, diff, ordered
 from vmpin.placement.ownership import find_collisions
+from vmpin.placement.rules import outlasts_creations
 
 
 def masks(placement: Placement) -> list[CpuSet]:
@@ -116,6 +117,22 @@ def test_one_to_one_is_one_to_one_and_every_exclusive_cpu_has_its_vcpu(
         else:
             assert not pinned
             assert placement.verdict in (Verdict.DEGRADED, Verdict.UNMANAGED)
+
+
+@given(st.data(), worlds, policies)
+def test_a_placement_that_outlasts_creations_is_the_same_when_the_containers_start(
+        data: st.DataObject, world: World, policy: Policy) -> None:
+    created = replace(world, requests=tuple(request._replace(containers=tuple(
+        container._replace(creating=data.draw(st.booleans())) for container in request.containers))
+        for request in world.requests))
+    before = data.draw(befores(created))
+    placements = created.place(policy, before)
+    started = world.place(policy, created.kept(placements, before))
+    for placement, after in zip(placements, started, strict=True):
+        if outlasts_creations(placement, created.own.claims[placement.sandbox]):
+            event(placement.verdict)
+            assert (after.vcpus, after.others, after.containers) == (
+                placement.vcpus, placement.others, placement.containers)
 
 
 @given(kubelet_worlds(), policies)
