@@ -18,7 +18,7 @@ from typing import Any
 
 SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
 #: Verbs whose -o json is lines of the log.
-LOGGING = ("watch", "reporter", "logs")
+LOGGING = ("watch", "reporter")
 _WITH_VALUE = ("--config", "--set")
 _ALL_NODES = ("--all-nodes", "--node", "--selector", "-l", "--kubeconfig", "--context")
 

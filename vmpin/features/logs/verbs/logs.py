@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import socket
@@ -16,19 +15,17 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from vmpin.bounded import checked_real, load_json, parse_whole
 from vmpin.cli.run_times import duration
-from vmpin.cli.verbs import Verbs, namespace_flag, output_flag, usable_config, verb
+from vmpin.cli.verbs import Verbs, namespace_flag, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError
 
 #: Lines of an operation that are kept until one of them names the pod.
 HELD = 1000
-#: Seconds between two looks at a file that is followed.
-PAUSE = 0.25
 #: How the log of a watcher in a container is read; `kubectl -n vmpin get pods -o wide` has the pod of each node.
 _KUBECTL = "kubectl -n vmpin logs WATCHER_POD | vmpin logs POD --file -"
 _LEVELS = {"7": "debug", "6": "info", "5": "info", "4": "warning", "3": "error", "2": "critical"}
@@ -50,7 +47,7 @@ examples:
   vmpin logs shop                 of the pod shop, in any namespace; also demo/shop, or -n demo shop
   vmpin logs 'demo/*' --since 1h  of all pods of a namespace, in the last hour
   vmpin logs 5f2c                 by the first digits of the id of its sandbox, or of a container
-  vmpin logs --op 17              every line of one operation, of all pods
+  vmpin logs | grep op=17         every line of one operation, of all pods
   vmpin logs shop -f              and those to come, until Ctrl-C
   kubectl -n vmpin logs WATCHER_POD | vmpin logs demo/shop --file -
 
@@ -63,12 +60,9 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("pod", nargs="?", metavar="POD", default="", help="POD, NAMESPACE/POD, either with * ? [ ]"
                         ", or the first digits of an id; without it all lines")
     namespace_flag(parser)
-    parser.add_argument("--op", metavar="N", default="", help="only lines of this operation; of several watchers, of "
-                        "the last one that had it")
     parser.add_argument("--since", metavar="DURATION", help="only lines since then: 90s, 30m, 24h, 7d")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines, until Ctrl-C")
     parser.add_argument("--file", metavar="FILE", help="read this log; -: standard input")
-    output_flag(parser, ("text", "json"))
 
 
 class LogLine(NamedTuple):
@@ -88,17 +82,12 @@ class LogLine(NamedTuple):
         """The sandboxes and containers that the line names."""
         return {name for match in _IDS.finditer(self.message) for name in match[1].split(",")}
 
-    def data(self) -> dict[str, object]:
-        return {"time": self.time, "level": self.level, "message": self.message, "pod": ",".join(self.pods) or None,
-                "op": self.op or None}
-
 
 class LineFilter(NamedTuple):
-    """Chooses lines: of pods by `pattern` and `namespace`, of operation `op`; "" and 0 for any."""
+    """Chooses lines of pods by `pattern` and `namespace`, "" for any."""
 
     pattern: str
     namespace: str
-    op: int
 
     @property
     def any_pod(self) -> bool:
@@ -115,14 +104,12 @@ class LineFilter(NamedTuple):
         return not self.namespace and re.fullmatch("[0-9a-f]{4,64}", self.pattern) is not None and (
             id.startswith(self.pattern))
 
-    def select(self, lines: Iterable[LogLine], ids: set[str], run: str | None) -> Iterator[LogLine]:
+    def select(self, lines: Iterable[LogLine], ids: set[str]) -> Iterator[LogLine]:
         """The chosen lines. Those of an operation that name no pod come once another line of it is chosen.
-        :param ids: the sandboxes of chosen pods. :param run: the watcher whose operation is chosen; None: any."""
+        :param ids: the sandboxes of chosen pods."""
         held: list[LogLine] = []
         current, chosen = ("", 0), self.any_pod
         for line in lines:
-            if self.op and (line.op != self.op or run not in (None, line.run)):
-                continue
             if line.op and (line.run, line.op) != current:
                 current, chosen, held = (line.run, line.op), self.any_pod, []
             if self.any_pod or self.is_about(line, ids):
@@ -150,21 +137,17 @@ class Log(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    op = parse_whole(args.op, 10**12, 1) if args.op else 0
-    if op is None:
-        raise UsageError(f"--op {args.op}: is no number of an operation", "log lines end in it: op=17 is --op 17")
-    chosen = LineFilter(args.pod, args.namespace, op)
+    chosen = LineFilter(args.pod, args.namespace)
     since = None if args.since is None else time.time() - duration(args.since)
     log = log_of(usable_config(args), args.file, since)
-    ids, run, count = set[str](), None, 0
+    ids, count = set[str](), 0
     if not (args.file == "-" and args.follow):
         for line in _since(log.read(False), since, log.place):
             if len(line.pods) == 1 and chosen.has_pod(line.pods[0]) and not chosen.any_pod:
                 ids |= line.ids
-            run = line.run if op and line.op == op else run
-    for line in chosen.select(_since(log.read(args.follow), since, log.place), ids, run):
+    for line in chosen.select(_since(log.read(args.follow), since, log.place), ids):
         count += 1
-        print(json.dumps(line.data()) if args.output == "json" else printable(line.text), flush=args.follow)
+        print(printable(line.text), flush=args.follow)
     if not count:
         raise VmpinError(f"no such line is in {log.place}", "`vmpin logs` prints all lines, `vmpin status` lists the "
                          "pods; log.level: debug logs more")
@@ -223,26 +206,30 @@ def journal_command(unit: str, since: float | None, follow: bool) -> list[str]:
 
 def _journal_log(unit: str, since: float | None) -> Log:
     def read(follow: bool) -> Iterator[LogLine]:
-        try:
-            process = subprocess.Popen(journal_command(unit, since, follow), stdin=subprocess.DEVNULL,
-                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        except OSError as err:
-            raise VmpinError(f"journalctl: {err.strerror}, and no watcher runs that writes its log to a file",
-                             f"give the file: --file FILE; in a container: {_KUBECTL}") from err
-        with process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            try:
-                for raw in process.stdout:
-                    yield from _of_journal(raw)
-            except GeneratorExit:
-                process.terminate()
-                raise
-            if process.wait():
-                why = process.stderr.read().decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
-                raise VmpinError(f"journalctl: {why}", "use root, or join the group systemd-journal")
+        for raw in _lines_of(journal_command(unit, since, follow), "use root, or join the group systemd-journal"):
+            yield from _of_journal(raw)
 
     return Log(f"the journal of {unit}", read)
+
+
+def _lines_of(command: list[str], hint: str) -> Iterator[bytes]:
+    """The lines that a command prints. :raises VmpinError: it cannot be started, or fails."""
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as err:
+        raise VmpinError(f"{command[0]}: {err.strerror}, and no watcher runs that writes its log to a file",
+                         f"give the file: --file FILE; in a container: {_KUBECTL}") from err
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            yield from process.stdout
+        except GeneratorExit:
+            process.terminate()
+            raise
+        if process.wait():
+            why = process.stderr.read().decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
+            raise VmpinError(f"{command[0]}: {why}", hint)
 
 
 def _of_journal(raw: bytes) -> Iterator[LogLine]:
@@ -269,42 +256,12 @@ def _file_log(path: Path, place: str) -> Log:
         raise UsageError(f"{place}: {err.strerror}",
                          "give the file to which the watcher's standard error goes") from err
 
-    return Log(place, lambda follow: _parsed(_raw_lines(path, follow)))
+    def read(follow: bool) -> Iterator[LogLine]:
+        # -F: also of a file that replaces it, or that was emptied.
+        lines = _lines_of(["tail", "--lines=+1", *["-F"] * follow, os.fspath(path)], "use root")
+        return _parsed(raw.decode("utf-8", "replace") for raw in lines)
 
-
-def _raw_lines(path: Path, follow: bool) -> Iterator[str]:
-    """The lines of a file; with `follow` those to come as well, also of one that replaces it or that was emptied."""
-    file: IO[bytes] = path.open("rb")
-    rest = b""
-    try:
-        while True:
-            if raw := file.readline():
-                rest += raw
-                if raw.endswith(b"\n") or not follow:
-                    yield rest.decode("utf-8", "replace")
-                    rest = b""
-                continue
-            if not follow:
-                return
-            time.sleep(PAUSE)
-            file = _current(file, path)
-    finally:
-        file.close()
-
-
-def _current(file: IO[bytes], path: Path) -> IO[bytes]:
-    """The file to go on with: a new one at the path, or the same from its beginning if it was emptied."""
-    try:
-        now = os.stat(path)
-        if not os.path.samestat(now, os.fstat(file.fileno())):
-            new = path.open("rb")
-            file.close()
-            return new
-        if now.st_size < file.tell():
-            file.seek(0)
-    except FileNotFoundError:  # it is being replaced
-        pass
-    return file
+    return Log(place, read)
 
 
 def _input_log() -> Log:
