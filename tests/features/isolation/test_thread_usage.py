@@ -17,7 +17,8 @@ from need import lacking
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
-from vmpin.features.isolation.thread_usage import ThreadUsageSampler, idle_times
+from vmpin.features.isolation.thread_usage import ThreadUsageSampler
+from vmpin.features.isolation.top.interval_sampler import idle_times
 from vmpin.features.isolation.usage import SampledProcess, SampledThread
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
@@ -54,7 +55,7 @@ def until(true: Callable[[], object]) -> None:
 
 def ran_on(census: ThreadUsageSampler, pid: int, cpu: int) -> bool:
     """Whether it did, after another sweep."""
-    census.sweep(full=True)
+    census.sweep()
     return cpu in of(census, pid).tasks[0].ran
 
 
@@ -105,7 +106,7 @@ def test_a_thread_that_moves_is_booked_to_each_cpu() -> None:
         lacking("needs two CPUs")
     census = ThreadUsageSampler()
     with running(_SPIN % cpus[0]) as busy:
-        census.sweep(full=True)
+        census.sweep()
         for cpu in cpus[:2]:
             os.sched_setaffinity(busy.pid, {cpu})
             until(functools.partial(ran_on, census, busy.pid, cpu))
@@ -117,10 +118,10 @@ def test_a_thread_that_moves_is_booked_to_each_cpu() -> None:
 def test_a_process_that_lived_between_the_sweeps_is_reported_with_all_it_ran() -> None:
     cpu = min(os.sched_getaffinity(0))
     census = ThreadUsageSampler()
-    census.sweep(full=True)
+    census.sweep()
     with running(_SPIN % cpu) as busy:
         until(functools.partial(ran_on, census, busy.pid, cpu))
-    census.sweep(full=True)
+    census.sweep()
     (task,) = of(census, busy.pid).tasks
     assert not task.alive
     assert task.ran[cpu] > 0
@@ -141,7 +142,7 @@ def test_threads_are_reported_with_their_own_masks() -> None:
         while not ids:
             time.sleep(0.01)
         census = ThreadUsageSampler()
-        census.sweep(full=True)
+        census.sweep()
         assert own_task(census, ids[0]).cpus == CpuSet([min(os.sched_getaffinity(0))])
         assert own_task(census, os.getpid()).cpus == CpuSet(os.sched_getaffinity(0))
     finally:
@@ -154,7 +155,7 @@ def test_a_zombie_is_passed_over() -> None:
     try:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         census = ThreadUsageSampler()
-        census.sweep(full=True)
+        census.sweep()
         assert child.pid not in {process.pid for process in census.processes()}
     finally:
         child.wait()
@@ -162,7 +163,7 @@ def test_a_zombie_is_passed_over() -> None:
 
 def test_kernel_threads_are_distinguished_from_processes() -> None:
     census = ThreadUsageSampler()
-    census.sweep(full=True)
+    census.sweep()
     assert not of(census, os.getpid()).kernel
     if not census.sees_kernel:
         lacking("needs kernel threads to be seen (not a PID namespace of its own)")
@@ -182,7 +183,7 @@ def test_masks_alone_take_one_sweep() -> None:
 
 def test_a_process_is_in_its_cgroup_or_in_the_topmost() -> None:
     census = ThreadUsageSampler()
-    census.sweep(full=True)
+    census.sweep()
     found = Cgroups().cpuset_path(os.getpid())
     assert of(census, os.getpid()).cgroup in ("", str(found))
 
@@ -218,9 +219,9 @@ def test_without_nanoseconds_ticks_are_counted(tmp_path: Path, files: dict[str, 
     me = os.getpid()
     census = recorded(tmp_path, stat=stat(me, "a) b", ticks=7, cpu=1), **files)
     assert not census.host.precise
-    census.sweep(full=True)
+    census.sweep()
     write(tmp_path, stat=stat(me, "a) b", ticks=9, cpu=3))
-    census.sweep(full=False)
+    census.sweep()
     (process,) = census.processes()
     assert (process.comm, process.kernel) == ("a) b", False)
     assert process.tasks[0].ran == {3: 2 * 1_000_000_000 // os.sysconf("SC_CLK_TCK")}
@@ -229,11 +230,11 @@ def test_without_nanoseconds_ticks_are_counted(tmp_path: Path, files: dict[str, 
 def test_nanoseconds_are_believed_where_they_are(tmp_path: Path) -> None:
     me = os.getpid()
     census = recorded(tmp_path, stat=stat(me, "x", cpu=1), schedstat="1000 5 2\n")
-    census.sweep(full=True)
+    census.sweep()
     write(tmp_path, stat=stat(me, "x", cpu=2), schedstat="1500 5 2\n")
-    census.sweep(full=False)
+    census.sweep()
     write(tmp_path, stat=stat(me, "x", cpu=4))
-    census.sweep(full=True)
+    census.sweep()
     (process,) = census.processes()
     assert process.tasks[0].ran == {2: 500}, "on CPU 4 it did not run"
 
@@ -241,18 +242,18 @@ def test_nanoseconds_are_believed_where_they_are(tmp_path: Path) -> None:
 def test_another_thread_that_got_the_number_is_another(tmp_path: Path) -> None:
     me = os.getpid()
     census = recorded(tmp_path, stat=stat(me, "old", cpu=1), schedstat="1000 5 2\n")
-    census.sweep(full=True)
-    write(tmp_path, stat=stat(me, "new", start=200, cpu=2), schedstat="700 5 2\n")
-    census.sweep(full=True)
+    census.sweep()
+    later = int(time.clock_gettime(time.CLOCK_BOOTTIME) + 10) * os.sysconf("SC_CLK_TCK")
+    write(tmp_path, stat=stat(me, "new", start=later, cpu=2), schedstat="700 5 2\n")
+    census.sweep()
     (process,) = census.processes()
-    assert [(task.comm, task.ran, task.alive) for task in process.tasks] == [("old", {}, False),
-                                                                             ("new", {2: 700}, True)]
+    assert [(task.comm, task.ran, task.alive) for task in process.tasks] == [("new", {2: 700}, True)]
 
 
 @pytest.mark.parametrize("content", ["", "1", f"1 (x {'0 ' * 60}", "1 (x) S 0"])
 def test_a_stat_file_that_makes_no_sense_is_passed_over(tmp_path: Path, content: str) -> None:
     census = recorded(tmp_path, stat=content, schedstat="1 0 0\n")
-    census.sweep(full=True)
+    census.sweep()
     assert list(census.processes()) == []
 
 

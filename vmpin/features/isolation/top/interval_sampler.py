@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from vmpin.features.isolation.thread_usage import idle_times
+from vmpin.cpuset import MAX_CPU
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.cpu_times import Ran, Schedstat, process_ran
+from vmpin.host.cpu_times import CpuLines, Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs, Stat
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -136,7 +136,7 @@ class IntervalSampler:
             mask = affinity.get(tid)
             bound = mask is not None and len(mask) == 1
         return ThreadInterval(tid, stat.comm, now.ran - meter.ran, max(0, now.waited - meter.waited), stat.processor,
-                              bound)
+                              bound, stat.starttime)
 
     def _describe(self, pid: str, process: _Metered, described: Collection[int]) -> None:
         """Fill in its name, and its cgroup where that is of use."""
@@ -149,3 +149,9 @@ class IntervalSampler:
             path = self.cgroups.cpuset_path(int(pid))
             if path is not None:  # else it has just ended
                 process.cgroup = "" if self.cgroups.is_top(path) else str(path)
+
+
+def idle_times(proc: Procfs) -> dict[int, int]:
+    """Nanoseconds since boot that each online CPU was idle, or taken by the hypervisor, from /proc/stat."""
+    lines = CpuLines(proc, MAX_CPU)
+    return {cpu: idle + steal for cpu, (idle, _, steal) in lines.of(lines.cpus()).items()}

@@ -18,6 +18,7 @@ class ThreadInterval(NamedTuple):
     waited: int
     cpu: int
     bound: bool
+    started: int = 0  #: Clock ticks since boot.
 
 
 class ProcessInterval(NamedTuple):
