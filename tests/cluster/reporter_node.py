@@ -41,12 +41,10 @@ RULES: list[dict[str, object]] = [
     {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
-    {"apiGroups": ["vmpin.io"], "resources": ["nodepinnings"], "verbs": ["create", "patch", "delete"]},
-    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]}]
+    {"apiGroups": ["vmpin.io"], "resources": ["nodepinnings"], "verbs": ["create", "patch"]}]
 WITHDRAW: list[dict[str, object]] = [
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
-    {"apiGroups": ["vmpin.io"], "resources": ["nodepinnings"], "verbs": ["list"]},
-    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["delete"]}]
+    {"apiGroups": ["vmpin.io"], "resources": ["nodepinnings"], "verbs": ["list", "delete"]}]
 
 
 def until(holds: Callable[[], object], what: str = "it did not come to that") -> Any:
@@ -101,16 +99,6 @@ def prepare(server: ApiServer) -> None:
             "metadata": {"name": name}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
                                                     "name": name},
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "vmpin"}]})
-
-
-def daemon_set(server: ApiServer, name: str) -> str:
-    """Make one, whose deletion takes until its finalizer is removed. :returns: as kubernetes.daemonset has it."""
-    labels = {"app": name}
-    made = server.create(DAEMON_SETS, {"metadata": {"name": name, "finalizers": ["vmpin.io/test"]}, "spec": {
-        "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {
-            "containers": [{"name": "main", "image": "none"}]}}}})
-    assert made.code == 201, made.body
-    return f"vmpin/{name}"
 
 
 class StatusPeer:

@@ -226,20 +226,6 @@ def test_an_event_can_be_counted_up_and_not_moved(cluster: Cluster) -> None:
     assert cluster.ask("PATCH", f"{EVENTS}/f", {"source": {"host": "node-a"}}, MERGE).code == 422
 
 
-def test_a_node_pinning_is_deleted_by_its_own_reporter(cluster: Cluster) -> None:
-    for name in "node-a", "node-b":
-        cluster.admin("POST", PINNINGS, pinning_of(name))
-    assert cluster.ask("DELETE", f"{PINNINGS}/node-b", None, MERGE).code == 422
-    assert cluster.ask("DELETE", f"{PINNINGS}/node-a", None, MERGE).code == 200
-
-
-def test_a_topology_is_deleted_by_its_own_reporter(cluster: Cluster) -> None:
-    for name in "node-a", "node-b":
-        cluster.admin("POST", TOPOLOGIES, topology_of(name, zones=[]))
-    assert cluster.ask("DELETE", f"{TOPOLOGIES}/node-b", None, MERGE).code == 422
-    assert cluster.ask("DELETE", f"{TOPOLOGIES}/node-a", None, MERGE).code == 200
-
-
 def test_labels_do_not_come_in_by_the_status(cluster: Cluster) -> None:
     """The API server of a cluster takes them there; this one may not."""
     for path, part in ((f"{MINE}/status", "labels"), (f"{MINE}/status", "annotations")):

@@ -15,12 +15,10 @@ import pytest
 from cluster.build import Programs
 from cluster.reporter_node import (
     CLIENTS,
-    DAEMON_SETS,
     NODES,
     PINNINGS,
     ReporterNode,
     client,
-    daemon_set,
     prepare,
     until,
 )
@@ -277,26 +275,6 @@ def test_a_clock_that_is_wrong_and_jumps_changes_only_times(server: ApiServer, n
 
 
 # What it withdraws.
-
-@pytest.mark.parametrize("how", ["deleting", "gone", "kept"])
-def test_at_its_end_it_withdraws_only_if_its_daemon_set_goes(server: ApiServer, newest: Path, given_node: Given,
-                                                           name: str, how: str) -> None:
-    node = given_node(server, newest)
-    full = daemon_set(server, name)
-    node.pod(name)
-    node.peer.report(node.entry(name))
-    node.start(daemonset=full)
-    until(lambda: all(node.written(name).values()) and node.shows(name, "Pinned"), node.log())
-    before = node.written(name)
-    path = f"{DAEMON_SETS}/{name}"
-    if how != "kept":
-        server.request("DELETE", path)
-    if how == "gone":
-        server.request("PATCH", path, {"metadata": {"finalizers": None}}, kind="application/merge-patch+json")
-        until(lambda: server.get(path).code == 404)
-    assert node.end() == 0
-    assert node.written(name) == (before if how == "kept" else dict.fromkeys(before)), node.log()
-
 
 def test_all_nodes_are_withdrawn_by_one_command(own_server: ApiServer, newest: Path, given_node: Given,
                                               name: str) -> None:

@@ -15,7 +15,7 @@ import yaml
 from cluster.audit_log import Served
 from cluster.build import Programs
 from cluster.rendered import objects
-from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, until
+from cluster.reporter_node import CLIENTS, ReporterNode, client, until
 from cluster.server import ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
 from vmpin.features.cluster.kube.identifiers import MANAGER
@@ -98,24 +98,20 @@ def keys(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, str
 def test_every_right_is_needed_and_none_is_missing(built: Programs, newest: Path, values: str) -> None:
     rendered = objects(built, values, "-crds")
     documents = [each for each in yaml.safe_load_all(rendered) if each is not None]
-    (daemon_set,) = [each for each in documents if (each["kind"], each["metadata"]["name"]) == ("DaemonSet", REPORTER)]
     with ApiServer(built) as server:
         Cluster(server, rendered).wait()
-        for number, end in enumerate((_by_its_end, _by_the_job)):
-            assert server.create(DAEMON_SETS, daemon_set).code == 201
-            name = f"here-{number}"
-            token = server.service_account("vmpin", REPORTER, node=name)
-            with ReporterNode(server, name, newest, token) as node:
-                _act(node, keys(documents, "DaemonSet", REPORTER))
-                end(node, keys(documents, "Job", WITHDRAW))
-                assert node.pinning() is None, node.log()
-                assert node.condition(name) is None
+        token = server.service_account("vmpin", REPORTER, node="here")
+        with ReporterNode(server, "here", newest, token) as node:
+            _act(node, keys(documents, "DaemonSet", REPORTER))
+            _withdrawn(node, keys(documents, "Job", WITHDRAW))
+            assert node.pinning() is None, node.log()
+            assert node.condition("here") is None
         for account in REPORTER, WITHDRAW:
             # Others with this account asked whether the policies are in force.
             served = [each for each in server.served() if each.user == f"system:serviceaccount:vmpin:{account}"
-                      and each.node.startswith("here-")]
+                      and each.node == "here"]
             assert [each for each in served if False in each.rights.values()] == [], "a right is missing"
-            # What is not there: the DaemonSet at the end, and a topology at first.
+            # What is not there: a topology at first.
             assert [each for each in served if each.code >= 300 and (each.verb, each.code) != ("get", 404)] == []
             assert needless(granted(documents, account), served) == set()
 
@@ -145,18 +141,11 @@ def _apply_zones(server: ApiServer, name: str, manager: str) -> None:
     assert reply.code in (200, 201), reply
 
 
-def _by_its_end(node: ReporterNode, _: dict[str, str]) -> None:
-    """The reporter itself withdraws: its DaemonSet is gone."""
-    assert node.server.request("DELETE", f"{DAEMON_SETS}/{REPORTER}").code == 200
-    assert node.end() == 0
-
-
-def _by_the_job(node: ReporterNode, keys: dict[str, str]) -> None:
-    """The Job withdraws for a node that is down, after Helm has removed the DaemonSet."""
+def _withdrawn(node: ReporterNode, keys: dict[str, str]) -> None:
+    """The Job withdraws, also for a node that is down."""
     node.kill()
     if keys.get("nrt") == "own":  # one object is to be deleted, the other is by now another program's
         _apply_zones(node.server, "down", MANAGER)
         _apply_zones(node.server, node.name, "other")
-    assert node.server.request("DELETE", f"{DAEMON_SETS}/{REPORTER}").code == 200
     done = node.run("--withdraw", token=node.server.service_account("vmpin", WITHDRAW, node=node.name), **keys)
     assert done.returncode == 0, done.stderr

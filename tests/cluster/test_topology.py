@@ -13,7 +13,7 @@ import pytest
 
 from cluster.build import Programs
 from cluster.rendered import objects
-from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, until
+from cluster.reporter_node import CLIENTS, ReporterNode, client, until
 from cluster.server import ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
 from vmpin.features.cluster.kube.node_topology import topology_of, topology_withdrawal
@@ -78,11 +78,7 @@ def shows(node: ReporterNode, text: str) -> bool:
 def test_own_zones_are_written_left_to_another_writer_and_withdrawn(given_node: Given) -> None:
     node = given_node("reporter: {nrt: own}")
     server = node.server
-    spec = {"selector": {"matchLabels": {"app": "x"}}, "template": {
-        "metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "main", "image": "none"}]}}}
-    made = server.create(DAEMON_SETS, {"metadata": {"name": "vmpin-reporter"}, "spec": spec})
-    assert made.code == 201, made.body
-    node.start(nrt="own", daemonset="vmpin/vmpin-reporter", startup_taint="")
+    node.start(nrt="own", startup_taint="")
     found = until(lambda: topology(node), node.log())
     as_it_was = topology_of(found)
     assert [(zone["name"], zone["type"], zone["costs"], zone["resources"]) for zone in found["zones"]] == [
@@ -122,9 +118,10 @@ def test_own_zones_are_written_left_to_another_writer_and_withdrawn(given_node: 
     node.peer.report(exclusive="4-5")
     until(lambda: free(node) == ["3", "2"], node.log())
 
-    assert server.request("DELETE", f"{DAEMON_SETS}/vmpin-reporter").code == 200
     assert node.end() == 0
-    assert topology(node) is None, node.log()
+    done = node.run("--withdraw", token=server.service_account("vmpin", "vmpin-withdraw"), nrt="own")
+    assert done.returncode == 0, done.stderr
+    assert topology(node) is None
 
 
 def test_without_the_rights_the_rest_is_written(given_node: Given) -> None:

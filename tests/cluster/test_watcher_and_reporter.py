@@ -15,7 +15,7 @@ from runtime_bundle import cri
 
 from cluster.build import Programs
 from cluster.rendered import objects
-from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, daemon_set, prepare, until
+from cluster.reporter_node import CLIENTS, ReporterNode, client, prepare, until
 from cluster.server import ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
 from vmpin.cpuset import CpuSet
@@ -31,10 +31,9 @@ def newest() -> Iterator[Path]:
         yield found
 
 
-def test_a_rollout_of_the_reporter_withdraws_nothing_its_removal_all_and_no_mask_changes(
+def test_a_rollout_of_the_reporter_withdraws_nothing_and_no_mask_changes(
         server: ApiServer, newest: Path, node: Node, cpus: tuple[str, str]) -> None:
     prepare(server)
-    full = daemon_set(server, node.id("ds"))
     token = server.service_account("vmpin", "reporter", node=node.id("node"))
     name = node.id("web")
     node.configure(node={"shared_pool": cpus[0]})
@@ -44,17 +43,15 @@ def test_a_rollout_of_the_reporter_withdraws_nothing_its_removal_all_and_no_mask
         contain(node, vm, cpus[1], name, reporter.pod(name))
         node.wait_for_all(vm.pid, cpus[1])
         before = by_tid(vm.pid)
-        reporter.start(daemonset=full)
+        reporter.start()
         until(lambda: all(reporter.written(name).values()) and reporter.shows(name, "Pinned"), reporter.log())
         written = reporter.written(name)
         assert reporter.end() == 0
         assert reporter.written(name) == written
         writes = reporter.log().count("wrote kind=pinning")
-        reporter.start(daemonset=full)
+        reporter.start()
         until(lambda: reporter.log().count("wrote kind=pinning") > writes, reporter.log())
-        server.request("DELETE", f"{DAEMON_SETS}/{node.id('ds')}")
         assert reporter.end() == 0
-        assert reporter.written(name) == dict.fromkeys(written)
         node.resyncs()
         assert kept(vm.pid, before)
 

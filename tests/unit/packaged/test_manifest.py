@@ -36,7 +36,7 @@ RENDERED = {"default": MANIFEST, **GOLDEN}
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 #: Keys that the chart sets by itself: its values must not.
 SET = {"metrics.address", "watch.reload", "watch.status_group", "kubernetes.node", "kubernetes.kubeconfig",
-       "kubernetes.daemonset", "kubernetes.startup_taint", "kubernetes.nrt",
+       "kubernetes.startup_taint", "kubernetes.nrt",
        "kubernetes.ready_file"}
 
 
@@ -182,14 +182,14 @@ def test_the_watcher_has_no_token_and_the_reporter_nothing_else(name: str) -> No
 
 
 def rules(documents: list[Any], name: str = "vmpin-reporter") -> set[str]:
-    return {f"{verb} {resource}" for kind in ("ClusterRole", "Role") for rule in named(documents, kind, name)["rules"]
+    return {f"{verb} {resource}" for rule in named(documents, "ClusterRole", name)["rules"]
             for resource in rule["resources"] for verb in rule["verbs"]}
 
 
 def test_the_reporters_rights_are_these_and_those_of_an_option_only_with_it() -> None:
     plain = {"list pods", "watch pods", "patch pods/status", "get nodes", "patch nodes", "create events",
-             "patch events", "create nodepinnings", "patch nodepinnings", "delete nodepinnings", "get daemonsets"}
-    topologies = {f"{verb} noderesourcetopologies" for verb in ("get", "create", "patch", "delete")}
+             "patch events", "create nodepinnings", "patch nodepinnings"}
+    topologies = {f"{verb} noderesourcetopologies" for verb in ("get", "create", "patch")}
     assert rules(MANIFEST) == rules(GOLDEN["restricted"]) == plain
     assert rules(GOLDEN["unlimited"]) == rules(GOLDEN["everything"]) == plain | topologies
     docs = (ROOT / "docs/kubernetes.md").read_text()

@@ -17,8 +17,6 @@ class KubernetesSettings(NamedTuple):
                         "spec.nodeName (VMPIN_KUBERNETES_NODE)")
     kubeconfig: Path | None = setting(None, values.path_or_unset, "kubeconfig with the API server's address and "
                                       "rights; unset: the service account of the pod")
-    daemonset: str = setting("", values.token, "NAMESPACE/NAME of the reporter's own DaemonSet: when it is being "
-                             "deleted at SIGTERM, all that was written is withdrawn; unset: never")
     events: bool = setting(True, values.flag, "whether pods get Events (kubectl describe pod)")
     conditions: bool = setting(True, values.flag, "whether pods get the condition vmpin.io/CPUsPinned")
     labels: bool = setting(True, values.flag, "whether the node gets the labels vmpin.io/ready and vmpin.io/version")

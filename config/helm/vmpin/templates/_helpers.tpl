@@ -159,8 +159,6 @@ tolerations:
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-- name: VMPIN_KUBERNETES_DAEMONSET
-  value: {{ .Release.Namespace }}/{{ include "vmpin.name" . }}-reporter
 - name: VMPIN_KUBERNETES_READY_FILE
   value: /run/reporter/ready
 {{- with .Values.reporter.startupTaint }}

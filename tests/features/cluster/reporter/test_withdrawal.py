@@ -1,4 +1,4 @@
-"""What is withdrawn of all nodes: in pages, and whether or not every reporter has ended."""
+"""What is withdrawn of all nodes: in pages, and whatever is refused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vmpin.features.cluster.kube.api_request import ApiRequest
 from vmpin.features.cluster.kubernetes_settings import kubernetes
 from vmpin.features.cluster.reporter import withdrawal
 from vmpin.features.cluster.reporter.api_server import ApiServer
-from vmpin.features.cluster.reporter.withdrawal import SHOWN, IncompleteWithdrawal, withdraw_everywhere
+from vmpin.features.cluster.reporter.withdrawal import SHOWN, IncompleteWithdrawal, withdraw
 
 CONDITION = {"type": "vmpin.io/CPUsPinned", "status": "True"}
 
 
 class OneServer:
-    """With some pods that have a condition, and a DaemonSet whose pods never end."""
+    """With some pods that have a condition."""
 
     def __init__(self, pods: int, refuses: str = " ") -> None:
         self.pods, self.refuses = pods, refuses
@@ -34,8 +34,6 @@ class OneServer:
                 raise ClusterError(f"{request}: forbidden", 403)
             self.changed.append(str(request))
             return {}
-        if "/daemonsets/" in request.path:
-            return {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
         if request.path != "/api/v1/pods":
             return {"items": [], "metadata": {}}
         first, most = int(query.get("continue", 0)), int(query["limit"])
@@ -45,21 +43,18 @@ class OneServer:
         return {"items": items, "metadata": more}
 
 
-def test_a_reporter_that_does_not_end_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """As on a node that is down: the DaemonSet's deletion then lasts as long."""
+def test_pods_are_listed_in_pages() -> None:
     server = OneServer(2 * withdrawal.PAGE + 1)
-    keys = kubernetes(loading.load(None, {}, {"kubernetes.daemonset": "vmpin/vmpin-reporter"}))
-    assert withdraw_everywhere(cast(ApiServer, server), keys, within=0.0) == server.pods
-    assert server.changed[0] == "DELETE /apis/apps/v1/namespaces/vmpin/daemonsets/vmpin-reporter"
+    keys = kubernetes(loading.load(None, {}, {}))
+    assert withdraw(cast(ApiServer, server), keys) == server.pods
     assert len([each for each in server.changed if each.endswith("/status")]) == server.pods
-    assert "have not all ended" in caplog.text
 
 
 def test_what_is_refused_is_named_and_holds_up_nothing_else() -> None:
     server = OneServer(SHOWN + 20, refuses="/p1")  # p1, and p10 to p19
     keys = kubernetes(loading.load(None, {}, {}))
     with pytest.raises(IncompleteWithdrawal) as caught:
-        withdraw_everywhere(cast(ApiServer, server), keys)
+        withdraw(cast(ApiServer, server), keys)
     assert len(server.changed) == SHOWN + 20 - 11
     assert len(caught.value.failures) == 11
     text = str(caught.value)

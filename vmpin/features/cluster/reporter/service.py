@@ -23,7 +23,6 @@ from vmpin.features.cluster.reporter.api_server import ApiLink, ApiServer
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
 from vmpin.features.cluster.reporter.pod_watch import PodWatch
 from vmpin.features.cluster.reporter.watcher_link import LinkReport, PodHandover, StatusStream
-from vmpin.features.cluster.reporter.withdrawal import OwnDaemonSet, withdraw_node
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class Reporter:
             raise ConfigError("kubernetes.node: no name of a node" if not keys.node else
                               f"kubernetes.node: {keys.node!r} is no name of a node",
                               "set VMPIN_KUBERNETES_NODE from the pod's spec.nodeName")
-        self._keys, self._node_name = keys, keys.node
+        self._node_name = keys.node
         self._server = ApiServer(keys.kubeconfig)
         self._stopping = threading.Event()
         self._woken = threading.Event()
@@ -53,7 +52,6 @@ class Reporter:
         self._threads = {"vmpin-follow": self._stream.run, "vmpin-pods": self._watch.run,
                          **({"vmpin-handover": self._handover.run} if is_watched is not None else {})}
         self._agenda = Agenda(wanted, secrets.token_hex(5), time.monotonic())
-        self._daemon_set = OwnDaemonSet(self._server, keys.daemonset)
         self._pauses = Pauses(self._stopping)
         self._node: ClusterNode | None = None
         self._read = float("-inf")  #: When the node's object was read last.
@@ -79,8 +77,6 @@ class Reporter:
             if self._stream.lost:
                 raise WatcherError(f"the directory of {self._socket} was removed",
                                    "start the container again: it sees no new directory of this name")
-        if self._daemon_set.deleted():
-            self._withdraw()
 
     def _stop(self) -> None:
         self._stopping.set()
@@ -106,7 +102,6 @@ class Reporter:
         if self._node is None or time.monotonic() - self._read >= REFRESH:
             self._node = node_of(self._server.get(node_path(self._node_name)))
             self._read = time.monotonic()
-            self._daemon_set.read()
         if self._watch.listed:
             self._agenda.observe(self._stream.reported, self._stream.up, self._watch.pods(), time.monotonic(),
                                  time.time())
@@ -143,10 +138,3 @@ class Reporter:
             raise ClusterError(f"{write.request}: {err}") from err
         if text := self._agenda.done(write, status, time.monotonic(), answer):
             logger.error("%s%s", text, f" ({why})" if why else "", extra={"pod": write.pod})
-
-    def _withdraw(self) -> None:
-        logger.info("the DaemonSet is being deleted: all that was written is withdrawn")
-        try:
-            withdraw_node(self._server, self._keys)
-        except ClusterError as err:
-            logger.error("%s (vmpin reporter --withdraw withdraws the rest)", err)

@@ -17,9 +17,8 @@ Runs in a pod of its own, as a user in the group watch.status_group, without cap
 directory RUN/status alone. Needs the extra vmpin[kubernetes], and the name of the node (VMPIN_KUBERNETES_NODE, from
 the pod's spec.nodeName). The section kubernetes of config/vmpin.yaml has what can be switched off.
 
-A watcher that has not reported for a minute is shown as such (WatcherAway); one that is updated is back by then. When
-the DaemonSet kubernetes.daemonset is being deleted at SIGTERM, all that was written for the node is withdrawn; else it
-stays, and the next reporter goes on from there.
+A watcher that has not reported for a minute is shown as such (WatcherAway); one that is updated is back by then. At
+SIGTERM all that was written stays, and the next reporter goes on from there; --withdraw removes it.
 """
 
 _EPILOG = """\
@@ -30,9 +29,9 @@ examples:
     --set kubernetes.node=$(hostname)
 
 rights: pods list, watch; pods/status patch; nodes get, patch; events create, patch; nodepinnings.vmpin.io create,
-patch, delete; its own DaemonSet get. With kubernetes.nrt also: noderesourcetopologies.topology.node.k8s.io get,
-create, patch, delete. With --withdraw also: nodes list,
-nodepinnings list, its own DaemonSet delete, and with kubernetes.nrt noderesourcetopologies list.
+patch; with kubernetes.nrt also noderesourcetopologies.topology.node.k8s.io get, create, patch. --withdraw: nodes get,
+list, patch; nodepinnings list, delete; pods list; pods/status patch; with kubernetes.nrt noderesourcetopologies list,
+patch, delete.
 """
 
 
@@ -40,9 +39,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "reporter", "write what the watcher reports to the API server of a cluster", run,
                   about=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--withdraw", action="store_true", help="remove all NodePinnings, conditions and labels of "
-                        "the cluster (with kubernetes.nrt zones, too), and "
-                        "end; the DaemonSet kubernetes.daemonset, where that is set, is deleted first and its pods "
-                        "waited for, as they would write again")
+                        "the cluster (with kubernetes.nrt zones, too), and end; first delete the reporters, as they "
+                        "would write again")
     output_flag(parser, ("text", "json"))
 
 
@@ -53,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     if args.withdraw:
         from vmpin.features.cluster.kubernetes_settings import kubernetes
         from vmpin.features.cluster.reporter.api_server import ApiServer
-        from vmpin.features.cluster.reporter.withdrawal import withdraw_everywhere
+        from vmpin.features.cluster.reporter.withdrawal import withdraw
         keys = kubernetes(config)
-        count = withdraw_everywhere(ApiServer(keys.kubeconfig), keys)
+        count = withdraw(ApiServer(keys.kubeconfig), keys)
         print(f"{number_of(count, 'object was')} changed or removed")
         return 0
     import gc
