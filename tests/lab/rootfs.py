@@ -25,7 +25,7 @@ PACKAGES = (
     "qemu-system-x86", "runc", "crun", "containerd", "busybox-static", "irqbalance",
     "python3-pytest", "python3-yaml", "python3-rich", "python3-hypothesis", "python3-psutil",
     "python3-protobuf", "python3-grpcio", "python3-tenacity", "python3-prometheus-client",
-    "python3-pyroute2", "python3-jinja2",
+    "python3-pyroute2",
 )
 #: Python packages that Debian does not have, for pip.
 PYTHON = ("qemu.qmp>=0.0.3",)

@@ -48,7 +48,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "features.demo.worth", "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
-              "features.map.node_map", "features.map.svg", "features.map.text",
+              "features.map.node_map", "features.map.text",
               "domain.cpu_owner",
               *(f"features.isolation.{name}" for name in (
                   "cpu_intervals", "others", "usage", "isolation_books", "isolation_shares", "isolation_report",
@@ -63,13 +63,13 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
                   "network_text", "nic_path", "vm_network", "rtnetlink", "network_checks")))
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
-        "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "struct",
+        "functools", "hashlib", "heapq", "html", "itertools", "json", "math", "operator", "re", "statistics", "struct",
         "types", "typing"}
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "rich": {"cli.output"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
-           "argcomplete": {"features.shell.verbs.completion"}, "jinja2": {"domain.templates"},
+           "argcomplete": {"features.shell.verbs.completion"},
            "prometheus_client": {"features.metrics.prometheus", "features.cluster.reporter_requests",
                                  "features.isolation.node_isolation"},
            "psutil": {"features.doctor.node_facts"}, "pyroute2": {"features.network.netns_reader"},

@@ -74,7 +74,7 @@ def watcher_that_answers(run: Path, requests: list[dict[str, object]], answer: b
 
 
 #: Each of them takes a tenth of a short command, or more.
-_HEAVY = {"asyncio", "rich", "yaml", "qemu", "psutil", "jinja2", "dataclasses", "inspect", "datetime", "email",
+_HEAVY = {"asyncio", "rich", "yaml", "qemu", "psutil", "dataclasses", "inspect", "datetime", "email",
           "importlib.metadata", "subprocess", "shutil", "ssl", "google", "grpc", "sqlite3"}
 
 
@@ -132,7 +132,7 @@ def test_what_the_first_pass_needs_loads_neither_asyncio_nor_what_leaving_takes(
     assert not modules & {"vmpin.domain.drift", "vmpin.pinning.rival_writers"}, "those are for a repair"
     loaded = {name.partition(".")[0] for name in modules}
     assert "vmpin" in loaded
-    assert not loaded & {"asyncio", "socket", "ssl", "subprocess", "shutil", "rich", "google", "qemu", "jinja2"}
+    assert not loaded & {"asyncio", "socket", "ssl", "subprocess", "shutil", "rich", "google", "qemu"}
     # Each dataclass takes as long to make as five named tuples, and the module loads inspect: 17 ms in all.
     assert not loaded & {"dataclasses", "inspect", "platform", "locale", "datetime"}
     assert own_modules(modules) <= 96
@@ -156,7 +156,7 @@ def test_a_watcher_is_ready_before_it_loads_what_the_first_guest_sample_or_event
     modules, openssl = json.loads(ran.stdout)
     assert openssl, "what imports ssl later gets it"
     loaded = {name.partition(".")[0] for name in modules}
-    assert not loaded & {"ssl", "_ssl", "sqlite3", "google", "grpc", "tenacity", "email", "ctypes", "jinja2", "yaml"}
+    assert not loaded & {"ssl", "_ssl", "sqlite3", "google", "grpc", "tenacity", "email", "ctypes", "yaml"}
     assert not set(modules) & {"importlib.metadata", "vmpin.residency.sampler", "vmpin.domain.proof",
                                "vmpin.domain.guest_report", "vmpin.guests.vm_guest", "vmpin.sources.nri.session"}
     assert own_modules(modules) <= 135

@@ -5,14 +5,11 @@ does not suffice, columns are left out or names are broken, and then the table i
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from vmpin.domain.terminal import printable
-from vmpin.errors import UsageError
 
 VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "unmanaged": "yellow",
             "off": "dim", "yes": "green", "no": "red"}
@@ -132,37 +129,6 @@ def print_styled(lines: Iterable[Line]) -> None:
         text = Text.assemble(*parts)
         text.rstrip()
         console.print(text, soft_wrap=True)  # as it was laid out
-
-
-def show_lines(lines: Iterable[Line], file: str | None) -> None:
-    """Print lines, or write them to a file. :raises UsageError: if it cannot be written."""
-    harmless = [[(printable(text), style) for text, style in line] for line in lines]
-    if file is None:
-        print_styled(harmless)
-    else:
-        write_page(file, "".join(f"{line}\n" for line in plain_lines(harmless)))
-
-
-def width_of_page(file: str | None) -> int:
-    """How wide lines may be: as the terminal; 110 columns in a file or a pipe."""
-    import shutil
-    return 110 if file else min(shutil.get_terminal_size((110, 24)).columns, _WIDEST)
-
-
-def write_page(path: str, text: str, watch: float | None = None) -> None:
-    """Write the output's file; with --watch whole or not at all, as a browser may read it meanwhile.
-    :raises UsageError: if it cannot be written."""
-    file = Path(path)
-    replaced = watch and not file.is_symlink() and (file.is_file() or not file.exists())
-    written = file.with_name(f".{file.name}.{os.getpid()}") if replaced else file
-    try:
-        written.write_text(text, encoding="utf-8")
-        if replaced:
-            written.replace(file)
-    except OSError as err:
-        if replaced:
-            written.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --file FILE") from err
 
 
 def print_markdown(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.ledger_holders import held_cpus, ledger_owners
 from vmpin.features.isolation.others import judge
 from vmpin.features.isolation.usage import SampledProcess, SampledThread
-from vmpin.features.map import svg
 from vmpin.features.map.node_map import Picture, picture
 from vmpin.features.map.text import lines
 
@@ -103,16 +101,6 @@ def test_fragmentation_and_reserved_cpus_are_sentences_above_the_cpus(drawn: Pic
         "2, within one last-level cache 1", "reserved 0: 1 container of policy infra on it"]
 
 
-def test_as_svg_it_has_the_same(drawn: Picture) -> None:
-    made = svg.svg(drawn)
-    names = [each.text or "" for each in ET.fromstring(made).iter("{http://www.w3.org/2000/svg}text")]
-    assert "A2,F·" in names
-    assert any("largest set that" in name for name in names)
-    for text in ("CPUs given out", "Free CPUs", "within one last-level cache 1", "group rt: CPUs 15",
-                 "CPU 4: shop/vm main and shop/web main and the shared pool"):
-        assert text in made
-
-
 def test_groups_and_a_vms_own_spare_set_are_owners_for_the_audit() -> None:
     owners = ledger_owners(report(*GRANTS))
     assert [(owner.label, str(owner.cpus)) for owner in owners] == [
@@ -138,4 +126,3 @@ def test_where_nothing_is_given_out_the_map_is_as_before(mode: AllocationMode) -
     assert (before.notes, [each.legend for each in before.owners]) == ((), ["db x: CPUs 2 (runc)"])
     for word in ("reserved", "largest", "A·"):
         assert word not in text
-    assert "Exclusive CPUs" in svg.svg(before)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import draw_map
 import pytest
+from draw_pictures import PICTURES, words_of
 
 from vmpin.cli.main import main
-from vmpin.install import data_files
 
 PLACED = """\
 topology: {online: "0-7", nodes: {0: "0-3", 1: "4-7"}}
@@ -22,6 +23,7 @@ sandboxes:
       - {id: side, cpuset: "6", exclusive: true}
   - {id: pod-a, vcpus: 2, containers: [{id: only, cpuset: "0-1"}]}
 """
+
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,20 +58,6 @@ def test_the_data_of_a_picture_has_what_is_drawn(tmp_path: Path, capsys: pytest.
     assert {owner["letter"]: owner["cpus"] for owner in found["owners"]} == {"A1": "4-5", "A2": "6"}
     assert found["guests"][1] == {"letter": "b", "title": "pod-a", "verdict": "floating", "mask": "0-1",
                                   "floating": ["vCPUs 0-1, vhost, emulator on 0-1"], "notes": []}
-    file = tmp_path / "map.json"
-    assert drawn(PLACED, tmp_path, capsys, "-o", "json", "--file", str(file)) == ""
-    assert json.loads(file.read_text()) == found
-
-
-def test_a_drawing_is_not_repeated_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["map", "-w", "-o", "svg"]) == 2
-    assert "--watch goes with --file FILE" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["", "..", "/", "none/", "."])
-def test_a_directorys_name_is_no_file_to_write(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["map", "-o", "svg", "--file", name]) == 2
-    assert capsys.readouterr().err.startswith(f"vmpin: {name!r} names no file to write\n")
 
 
 def test_a_scenario_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,28 +65,6 @@ def test_a_scenario_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "none.yaml" in capsys.readouterr().err
 
 
-def test_a_file_that_is_watched_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, page = tmp_path / "node.yaml", tmp_path / "node.svg"
-    file.write_text(PLACED)
-    page.write_text("an older one")
-    before = page.stat().st_ino
-
-    def enough(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", enough)  # a leaf: Ctrl-C while it waits for the next one
-    main(["map", "--scenario", str(file), "-o", "svg", "--file", str(page), "--watch", "7"])
-    assert "<title>vmpin map, node.yaml</title>" in page.read_text()
-    assert page.stat().st_ino != before
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["node.svg", "node.yaml"]
-    link = tmp_path / "link.svg"
-    link.symlink_to(page)
-    main(["map", "--scenario", str(file), "-o", "svg", "--file", str(link), "--watch", "8"])
-    assert link.is_symlink(), "what was put there stays"
-
-
-def test_the_picture_in_the_readme_is_drawn_today(capsys: pytest.CaptureFixture[str]) -> None:
-    pictures = data_files.path("docs/pictures")
-    assert main(["map", "--scenario", str(pictures / "node.yaml"), "-o", "svg"]) == 0
-    assert capsys.readouterr().out == (pictures / "map.svg").read_text(), "draw it again: docs/pictures/node.yaml"
+def test_the_picture_in_the_readme_is_drawn_today() -> None:
+    assert words_of(draw_map.node()) == words_of((PICTURES / "map.svg").read_text()), "draw it again: draw_map.py"
     assert "docs/pictures/map.svg" in (Path(__file__).parents[3] / "README.md").read_text()

@@ -30,9 +30,3 @@ def test_map_draws_the_node_and_the_vm_on_it(tmp_path: Path) -> None:
         assert "NUMA node" in text
         assert " a:v1" in text
         assert "\x1b" not in text
-        file = tmp_path / "node.svg"
-        node.cli("map", "-o", "svg", "--file", str(file))
-        drawing = file.read_text()
-        assert drawing.startswith("<svg")
-        assert "Guests" in drawing
-        assert "\x1b" not in drawing

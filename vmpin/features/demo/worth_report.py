@@ -1,11 +1,12 @@
-"""The result of `vmpin demo --noise` as text, a table of at most 80 columns with notes, and as a picture (worth.svg).
-Pure."""
+"""The result of `vmpin demo --noise` as text, a table of at most 80 columns with notes, and as a picture. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from html import escape
 
-from vmpin.domain.terminal import number_of
+from vmpin.domain.terminal import number_of, printable
 from vmpin.features.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
 
 #: The metrics that are drawn.
@@ -17,6 +18,10 @@ _TITLES = {
 }
 #: Where bars begin, and how long they can be (pixels).
 _LEFT, _LONGEST = 128, 400
+_COLOURS = "#e0bc4f", "#4f8fc0", "#12324f"
+_STYLE = """\
+text{font-family:system-ui,sans-serif;font-size:13px;fill:#1b1f24}.title{font-size:17px;font-weight:600}
+.panel{font-weight:600}.soft{font-size:11px;fill:#59636e}</style>"""
 #: Widths of the first and the other columns of the table (characters).
 _FIRST, _COLUMN = 20, 18
 
@@ -107,18 +112,49 @@ def gain(metric: Metric) -> str:
 
 
 def picture(worth: Worth) -> str:
-    """An SVG that stands alone."""
-    from vmpin.domain.templates import render
+    """An SVG that stands alone: a panel of three bars for each figure. The placements differ in lightness and are
+    named beside each bar, so that it can be read in grey; it has a ground of its own, so that a page may be light or
+    dark."""
     at = worth.circumstances
     rounds = f"Median of {at.rounds} rounds, with the least and the most" if at.rounds > 1 else "One round"
     verdict, _, reason = kata_line(worth).partition(": ")
     share, *_ = metrics = worth.metrics()
-    return render(
-        "vmpin.features.demo", "worth.svg", titles=_TITLES, noise=noise(at), cell=cell, positions=_positions,
-        metrics=[metric for metric in metrics if metric.key in _TITLES and any(metric.spreads.values())],
-        summary="; ".join(f"{setup.heading}: {cell(share, spread)} % of its CPU"
-                          for setup, spread in share.spreads.items()),
-        notes=(f"{rounds}, {at.seconds:g} s each.", disturbance(worth), machine(at), f"{verdict}:", reason))
+    drawn = [metric for metric in metrics if metric.key in _TITLES and any(metric.spreads.values())]
+    notes = f"{rounds}, {at.seconds:g} s each.", disturbance(worth), machine(at), f"{verdict}:", reason
+    summary = "; ".join(f"{setup.heading}: {cell(share, spread)} % of its CPU"
+                        for setup, spread in share.spreads.items())
+    below = 64 + 114 * len(drawn)
+    height = below + 16 * len(notes) + 20
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{height}" viewBox="0 0 760 {height}" role="img"',
+        f'aria-label="{_text(summary)}"><style>', _STYLE,
+        f'<rect width="760" height="{height}" rx="6" fill="#ffffff" stroke="#b9c2cb"/>',
+        '<text x="20" y="36" class="title">What pinning is worth: a container with an exclusive CPU in a VM</text>',
+        f'<text x="20" y="56" class="soft">on 2 CPUs, beside {_text(noise(at))}</text>',
+        *(line for place, metric in enumerate(drawn) for line in _panel(metric, 90 + 114 * place)),
+        *(f'<text x="20" y="{below + 16 * place}" class="soft">{_text(note)}</text>'
+          for place, note in enumerate(notes, start=1)), "</svg>\n"])
+
+
+def _panel(metric: Metric, top: int) -> Iterator[str]:
+    yield f'<text x="20" y="{top}" class="panel">{_TITLES[metric.key]}</text>'
+    for place, (setup, spread) in enumerate(metric.spreads.items()):
+        middle = top + 20 + 24 * place
+        yield f'<text x="20" y="{middle + 4}">{_text(setup.heading)}</text>'
+        if spread is None:
+            continue
+        end, least, most = _positions(metric, spread)
+        yield (f'<rect x="{_LEFT}" y="{middle - 8}" width="{max(end - _LEFT, 1):.1f}" height="16" '
+               f'fill="{_COLOURS[place]}"/>')
+        if least != most:
+            yield (f'<path d="M{least:.1f} {middle}H{most:.1f}M{least:.1f} {middle - 4}v8M{most:.1f} {middle - 4}v8" '
+                   'stroke="#6b7280" fill="none" stroke-width="1.5"/>')
+        yield (f'<text x="{round(max(end, most)) + 8}" y="{middle + 4}">{_text(cell(metric, spread))} '
+               f'{metric.unit}</text>')
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
 
 
 def _positions(metric: Metric, spread: Spread) -> list[float]:

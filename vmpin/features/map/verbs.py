@@ -1,28 +1,19 @@
-"""`vmpin map`: the node's CPUs, their owners, and the threads on them; as text, SVG or JSON."""
+"""`vmpin map`: the node's CPUs, their owners, and the threads on them; as text or JSON."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vmpin.cli.control_client import Document, status_document
-from vmpin.cli.output import show_lines, width_of_page, write_page
+from vmpin.cli.output import print_data, print_styled
 from vmpin.cli.this_program import about_this_node
-from vmpin.cli.verbs import (
-    Verbs,
-    direct_flag,
-    new_file,
-    only_namespace_flag,
-    output_flag,
-    usable_config,
-    verb,
-    watch_flag,
-)
+from vmpin.cli.verbs import Verbs, direct_flag, only_namespace_flag, output_flag, usable_config, verb, watch_flag
+from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
 from vmpin.feature import features, inspect_vms, present
 from vmpin.features.map.node_map import Picture, picture
@@ -34,8 +25,8 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
-other threads of VMs on them, by their current masks in the kernel. As text (in colour at a terminal), as an SVG, or
-as JSON with the same data.
+other threads of VMs on them, by their current masks in the kernel. As text (in colour at a terminal), or as JSON with
+the same data.
 """
 
 _EXAMPLES = """\
@@ -43,7 +34,6 @@ examples:
   vmpin map
   vmpin map -n demo                   only the VMs of one namespace
   vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format
-  vmpin map -o svg --file node.svg
   vmpin map -o json | jq -r '.owners[] | [.letter, .title, .cpus] | @tsv'
 """
 
@@ -56,24 +46,21 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--scenario", metavar="FILE", help=about_this_node(
         "draw the node described in this YAML file, as vmpin would place it"))
     watch_flag(parser)
-    output_flag(parser, ("text", "svg", "json"))
-    parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
+    output_flag(parser, ("text", "json"))
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.watch and args.output != "text" and args.file is None:
-        raise UsageError(f"-o {args.output} is drawn once", "--watch goes with --file FILE, which it writes again")
     if args.scenario is not None:
         if args.namespace:
             raise UsageError("--scenario does not go with -n", "its sandboxes are in no namespace")
-        show(_planned_picture(Path(args.scenario)), args)
+        show(_planned_picture(Path(args.scenario)), args.output)
         return 0
     config = usable_config(args)
     document = status_document(config, direct=args.direct)
     if args.namespace:
         _choose(document, args.namespace)
     inspect_vms(config, document["sandboxes"])
-    show(picture_of(config, document, args.direct, os.uname().nodename), args)
+    show(picture_of(config, document, args.direct, os.uname().nodename), args.output)
     return 0
 
 
@@ -130,19 +117,12 @@ def _threads(sandbox: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         yield {"role": role, "vcpu": None, "actual": sandbox[role] or ""}
 
 
-def show(picture: Picture, args: argparse.Namespace) -> None:
-    """Print it, or write it to --file. :raises UsageError: where it cannot be written."""
-    if args.output == "text":
-        from vmpin.features.map.text import lines
-        show_lines(lines(picture, width_of_page(args.file)), args.file)
-        return
-    if args.output == "json":
+def show(picture: Picture, output: str) -> None:
+    """Print it. :param output: text or json."""
+    if output == "json":
         from vmpin.features.map.node_map import map_document
-        text = json.dumps(map_document(picture), indent=None if args.file else 2) + "\n"
-    else:
-        from vmpin.features.map.svg import svg
-        text = svg(picture)
-    if args.file is None:
-        sys.stdout.write(text)
-    else:
-        write_page(args.file, text, args.watch)
+        print_data(map_document(picture), "json")
+        return
+    from vmpin.features.map.text import lines
+    width = min(shutil.get_terminal_size((110, 24)).columns, 10_000)  # COLUMNS may have any number
+    print_styled([[(printable(text), style) for text, style in line] for line in lines(picture, width)])

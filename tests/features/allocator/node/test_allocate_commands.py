@@ -50,7 +50,6 @@ def test_what_was_given_is_shown_explained_and_changed(node: AllocatingNode) -> 
     drawn = node.cli("map").stdout
     assert f"tests/web main: CPUs {node.own} (exclusive, runc)" in drawn
     assert "the largest set that fits has 0" in drawn
-    assert "CPUs given out" in node.cli("map", "-o", "svg").stdout
     sentences = node.data("status", "--explain", "tests/web")["sentences"]
     assert f"has CPUs {node.own} (policy=exclusive)" in sentences[0]
     for name in (["web"], ["-n", "tests", "web/main"], [main.id[:12]]):
