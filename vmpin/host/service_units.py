@@ -64,15 +64,21 @@ def _dropins(files: Files, unit: str) -> list[str]:
 
 
 def _words(files: Files, unit: str) -> list[str]:
-    """The words of a unit's last ExecStart=. :raises ValueError: for quotes that do not end."""
+    """The words of a unit's last ExecStart=, with the variables of Environment= and of the files that EnvironmentFile=
+    names, by patterns too; without a value they drop the earlier ones (systemd.exec(5)).
+    :raises ValueError: for quotes that do not end."""
     command, variables, of_files = "", dict[str, str](), dict[str, str]()
     for key, value in _SETTING.findall(_joined(unit)):
         if key == "ExecStart":
             command = value.strip() or command
         elif key == "Environment":
-            variables |= dict(word.partition("=")[::2] for word in shlex.split(value))
+            own = dict(word.partition("=")[::2] for word in shlex.split(value))
+            variables = variables | own if own else {}
+        elif pattern := value.strip().removeprefix("-"):
+            for path in files.glob(pattern):
+                of_files |= _variables(_joined(files.text(path) or ""))
         else:
-            of_files |= _variables(_joined(files.text(value.strip().removeprefix("-")) or ""))
+            of_files = {}
     variables |= of_files  # whatever their order
     words: list[str] = []
     for word in shlex.split(command):

@@ -290,9 +290,14 @@ def test_a_file_of_the_environment_is_read_as_systemd_reads_it(tmp_path: Path, l
 
 
 @pytest.mark.parametrize("line", ["EnvironmentFile=-/etc/default/%N", "EnvironmentFile=-/etc/default/%p",
-                                  "EnvironmentFile=-/etc/%n/x", "Environment=A=--kubelet-arg=a=1%%1"])
-def test_names_of_a_unit_in_its_lines_are_replaced(tmp_path: Path, line: str) -> None:
-    """As RKE2's own units have them."""
+                                  "EnvironmentFile=-/etc/%n/x", "Environment=A=--kubelet-arg=a=1%%1",
+                                  "EnvironmentFile=-/etc/def*/rke2-[r-t]*",
+                                  "EnvironmentFile=/etc/other\nEnvironmentFile=\nEnvironmentFile=/etc/default/%N",
+                                  "EnvironmentFile=/etc/other\nEnvironmentFile=\nEnvironment=A=--kubelet-arg=a=1%%1",
+                                  "Environment=A=2 B=2\nEnvironment=\nEnvironment=A=--kubelet-arg=a=1%%1"])
+def test_the_environment_of_a_unit_is_read_as_systemd_reads_it(tmp_path: Path, line: str) -> None:
+    """With the unit's names (RKE2's own units have them), patterns, and lines that drop those before."""
+    unit(tmp_path, "etc/other", "A=--kubelet-arg=a=2\n")
     for place in ("etc/default/rke2-server", "etc/rke2-server.service/x"):
         unit(tmp_path, place, "A=--kubelet-arg=a=1%1\n")
     where = "usr/lib/systemd/system/rke2-server.service"
