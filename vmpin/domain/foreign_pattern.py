@@ -12,8 +12,10 @@ import re
 MAX_PATTERN, MAX_TEXT = 1024, 8192
 #: Parts of a pattern that may be evaluated, repetitions included. Each costs some 8 µs for the longest text.
 _MAX_STEPS = 1000
-#: One character: a set, an escaped class or punctuation mark, or the character itself.
-_ATOM = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\[dDsSwWtnrfv]|\\[^A-Za-z0-9]|[^\\()|*+?{}^$]", re.DOTALL)
+#: One character: a set, an escaped class or punctuation mark, or the character itself, also a brace that begins no
+#: count.
+_ATOM = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\[dDsSwWtnrfv]|\\[^A-Za-z0-9]|[^\\()|*+?{^$]|"
+                   r"\{(?!(?:[0-9]+(?:,[0-9]*)?|,[0-9]*)\})", re.DOTALL)
 _WHERE = {"^": r"(?m:^)", "$": r"(?m:$)", r"\b": r"\b", r"\B": r"\B", r"\A": r"\A", r"\Z": r"\Z"}
 _ANCHOR = re.compile(r"[\^$]|\\[bBAZ]")
 #: A lazy one reaches the same ends.

@@ -294,12 +294,12 @@ def _with_profile(files: Files, places: Sequence[str], name: str, merged: Tuned,
 def _merge_unit(units: dict[str, _Unit], name: str, options: Mapping[str, str], path: str) -> None:
     """Merge a section over an earlier section of the same name. `type` and `enabled` come from the later section
     (defaults: its name, and true); its other options override. `replace` drops all earlier options, `drop` the named
-    ones; `prepend` puts new variables before the earlier ones (tuned/profiles: unit.py, merger.py)."""
+    ones (no variables); `prepend` puts new variables before the earlier ones (tuned/profiles: unit.py, merger.py)."""
     kind = options.get("type", name)
     name = _VARIABLES[1] if kind == _VARIABLES[0] else name
     earlier = units.get(name)
     kept = {} if earlier is None or options.get("replace") in _YES else dict(earlier.options)
-    for dropped in re.split("[,;]", options.get("drop", "")):
+    for dropped in () if name == _VARIABLES[1] else re.split("[,;]", options.get("drop", "")):
         kept.pop(dropped.strip(), None)
     own = {key: FoundSetting(value, path) for key, value in options.items() if key not in _OF_THE_UNIT}
     first = {key: value for key, value in own.items() if key not in kept} if options.get("prepend") in _YES else {}

@@ -20,8 +20,10 @@ CPUINFO = "processor\t: 0\nvendor_id\t: GenuineIntel\nCPU part\t: 0x516\nflags\t
     # Exponential and cubic for an engine that goes back.
     ("(a*)*b", "a" * 5000, False), ("(a|a)*$b", "a" * 5000, False), ("((a?)+)*c", "a" * 5000, False),
     (r"\s*\s*\s*\s*x", " " * 5000, False), ("(((.*)*)*)*" * 9 + "x", "a" * 5000, False),
+    ("^${x}$", "a", False), ("a{x}b{}", "a{x}b{}", True),
     # Not evaluated here, and no patterns.
-    ("a{2}", "aa", None), (r"(a)\1", "aa", None), ("(?i)A", "a", None), ("(?=a)", "a", None), ("a*+", "a", None),
+    ("a{2}", "aa", None), ("a{,}", "aa", None), ("{2}", "{2}", None),
+    (r"(a)\1", "aa", None), ("(?i)A", "a", None), ("(?=a)", "a", None), ("a*+", "a", None),
     ("(", "", None), (")", "", None), ("[", "", None), ("*", "", None), ("\\", "", None), ("(" * 999, "", None),
     ("a" * (MAX_PATTERN + 1), "", None), ("(" * 30 + "a" + ")*" * 30 + "b", "a" * 5000, None)])
 def test_a_search_ends_and_a_pattern_that_is_not_evaluated_is_unknown(
@@ -31,7 +33,8 @@ def test_a_search_ends_and_a_pattern_that_is_not_evaluated_is_unknown(
 
 def test_a_search_has_the_result_of_re() -> None:
     rng = random.Random(1)
-    parts = ("a", "b", ".", r"\s", "[ab]", "[^a]", "^", "$", r"\b", "|", "(", ")", "(?:", "*", "+", "?", "*?", "\\.")
+    parts = ("a", "b", ".", r"\s", "[ab]", "[^a]", "^", "$", r"\b", "|", "(", ")", "(?:", "*", "+", "?", "*?", "\\.",
+             "{", "}", ",1")
     compared = 0
     for _ in range(4000):
         pattern = "".join(rng.choices(parts, k=rng.randrange(1, 8)))

@@ -167,7 +167,8 @@ VARIABLES = [
     ("x=1", "${f:cpulist_present:${x}}", "${f:cpulist_present:1}"),
 ]
 #: [variables] of the profile and its included one: a later section may put its variables first.
-PREPENDED = [("y=${x}", "x=1", "${x}"), ("y=${x}", "x=1\\nprepend=1", "1"), ("x=2\\ny=${x}", "x=1\\nprepend=1", "1")]
+PREPENDED = [("y=${x}", "x=1", "${x}"), ("y=${x}", "x=1\\nprepend=1", "1"), ("y=1", "drop=y", "1"),
+             ("x=2\\ny=${x}", "x=1\\nprepend=1", "1")]
 
 
 @pytest.mark.parametrize(("variables", "cores", "expanded"), VARIABLES)
