@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -27,6 +28,9 @@ __all__ = ["pytest_terminal_summary"]
 
 #: Each feature's tests have modules that others import by a name made of the feature's (metered.py, healthy_node.py).
 sys.path += sorted(str(path) for path in (Path(__file__).parent / "features").iterdir() if path.is_dir())
+
+# Half of the time of collecting ten thousand tests went to looking for garbage among them.
+gc.disable()
 
 settings.register_profile("desk", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
@@ -150,6 +154,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.enable()
+    gc.freeze()  # the tests themselves are there to the end
     if _BOOTS in session.config.stash and not session.config.option.collectonly:
         session.config.stash[_BOOTS].start([item.nodeid for item in session.items])
 
@@ -162,6 +168,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    gc.enable()  # this process collects none itself
     node.config.stash[_BOOTS].start(ids)
 
 

@@ -84,13 +84,16 @@ def terminal(columns: int = 80, lines: int = 24) -> Iterator[Tmux]:
 
 @contextlib.contextmanager
 def burning(cpu: str) -> Iterator[int]:
-    """A process of the test's own that runs on one CPU alone."""
+    """A process of the test's own that runs on one CPU alone, a third of the time: others need it, too."""
     code = f"""\
-import os
+import os, time
 os.sched_setaffinity(0, {{{cpu}}})
 open("/proc/self/comm", "w").write("burner")
 print(flush=True)
-while True: pass"""
+while True:
+    end = time.thread_time() + 0.01
+    while time.thread_time() < end: pass
+    time.sleep(0.02)"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as made:
         try:
             assert made.stdout is not None

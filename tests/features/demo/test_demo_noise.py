@@ -62,6 +62,7 @@ def test_every_placement_is_measured_and_nothing_is_left(corner: Path, tmp_path:
         ET.parse(tmp_path / "worth.svg")
 
 
+@pytest.mark.release
 def test_without_kvm_it_measures_all_but_wake_ups(corner: Path) -> None:
     wrap = [*need_unshare("-m", "--propagation", "private"), "sh", "-c",
             'touch "$TMPDIR/kvm"; [ -e /dev/kvm ] && mount --bind /dev/null /dev/kvm; rm "$TMPDIR/kvm"; exec "$@"',
@@ -74,6 +75,7 @@ def test_without_kvm_it_measures_all_but_wake_ups(corner: Path) -> None:
     assert "wake-ups in the guest are not measured" in done.stderr
 
 
+@pytest.mark.release
 def test_beside_busy_programs_it_gives_no_verdict_but_their_names(corner: Path, tmp_path: Path) -> None:
     burn = "import pathlib; pathlib.Path('/proc/self/comm').write_text('burner'); exec('while True: pass')"
     with ExitStack() as stack:
@@ -89,7 +91,7 @@ def test_beside_busy_programs_it_gives_no_verdict_but_their_names(corner: Path, 
     assert list(tmp_path.glob("worth.svg")) == []
 
 
-@pytest.mark.parametrize("seen", ["2/2", "round 1, unplaced"])
+@pytest.mark.parametrize("seen", [pytest.param("2/2", marks=pytest.mark.release), "round 1, unplaced"])
 def test_it_cleans_up_when_it_is_ended(corner: Path, seen: str) -> None:
     env = {**environment(corner), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(SHORT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:

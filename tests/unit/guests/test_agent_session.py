@@ -231,7 +231,7 @@ async def test_the_answer_about_many_containers_may_be_long() -> None:
     agent = Long()
     assert len(encode(as_json(agent.applied(many._replace(id=1))))) > 2 * MAX_ANSWER
     async with serving(agent.talk) as path, session(path) as ours:
-        for number in range(8):
+        for number in range(3):
             ours.push(many._replace(system=(number,)))
             await until(lambda: ours.done)
         assert (len(ours.reports), ours.counters.refused) == (1024, 0)
