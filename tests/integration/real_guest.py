@@ -35,6 +35,7 @@ import pytest
 from lab import cpio, guest_image
 from lab.errors import LabError
 from lab.guest_image import GuestImage
+from lab.node import emulated
 from need import lacking, need_root
 from real_qemu import Qemu
 
@@ -207,8 +208,7 @@ class RealGuest(Qemu):
         self._line: socket.socket | None = None
         self._rest = b""
         self.boot_seconds = 0.0
-        line = ["console=ttyS0", "quiet", "panic=-1", "oops=panic", "mitigations=off", "tsc=reliable",
-                f"vmpin.cgroup={cgroup}", append]
+        line = [*emulated(), f"vmpin.cgroup={cgroup}", append]
         self.argv += [
             "-no-reboot", "-serial", f"file:{self._console}", "-kernel", str(built.kernel),
             "-initrd", str(self.dir / "initrd"), "-append", " ".join(line), "-device", "virtio-serial-pci"]

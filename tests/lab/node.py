@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import selectors
@@ -274,9 +275,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Path], serial: str) -> list[str]:
-    line = ["rootfstype=virtiofs", "root=root", "rw", "console=ttyS0", "quiet", "init=/lab/init", "oops=panic",
-            "panic=-1", "mitigations=off", "init_on_alloc=0", "hardened_usercopy=off", "apparmor=0", "audit=0",
-            "tsc=reliable", f"tsc_early_khz={host_tsc_khz()}", f"vmpin.cgroup={variant.cgroup}"]
+    line = ["rootfstype=virtiofs", "root=root", "rw", "init=/lab/init", *emulated(), f"vmpin.cgroup={variant.cgroup}"]
     if variant.topology is Topology.NOSMT:
         line += ["nosmt", "vmpin.offline=6"]
     elif variant.topology is Topology.IOMMU:
@@ -303,6 +302,15 @@ def _qemu(variant: Variant, root: Path, kernel: Built, sockets: Mapping[str, Pat
     return argv
 
 
+def emulated() -> list[str]:
+    """Of the command line of a kernel on emulated CPUs: what makes it fast, and what a busy machine would upset (that
+    the timer's interrupts come in time, and how fast the time stamp counter is)."""
+    return ["console=ttyS0", "quiet", "oops=panic", "panic=-1", "mitigations=off", "init_on_alloc=0",
+            "hardened_usercopy=off", "apparmor=0", "audit=0", "no_timer_check", "tsc=reliable",
+            f"tsc_early_khz={host_tsc_khz()}"]
+
+
+@functools.cache
 def host_tsc_khz(seconds: float = 0.2) -> int:
     """The frequency of this machine's time stamp counter, which is that of the emulated CPUs. Against the emulated PIT
     the node's kernel measures it wrongly on a busy machine, and its clock then runs many times too fast."""
