@@ -125,7 +125,6 @@ class Node:
         self.node_state.drift_tracker.contended_by[self.id] = 1
         counters.contentions_by = self.node_state.drift_tracker.contended_by
         self.node_state.source_disagreements.lasting = {(self.id, WEB): "two"}
-        self.node_state.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
         self.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("error")})
         self.node_state.placement_cache.own = ownership(
             {self.id: CpuClaims(((WEB, self.first),), ()), SandboxId("other"): CpuClaims(((WEB, self.second),), ())},

@@ -16,7 +16,6 @@ from need import lacking
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
-from vmpin.domain.proof import RunAccount
 from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.host.cpu_times import Schedstat
 from vmpin.host.procfs import Procfs
@@ -94,12 +93,6 @@ class Spinners:
     def move(self, vm: Vm, cpus: CpuSet) -> None:
         """As another hand does."""
         os.sched_setaffinity(vm.vmm.pid, cpus.frozen())
-
-    def account(self, vm: Vm) -> RunAccount:
-        """What is in the books of it now, in copy."""
-        total = RunAccount()
-        total.add(self.node_state.ledger.of(vm.sandbox).total)
-        return total
 
     def end(self, vm: Vm) -> None:
         self.children[vm.sandbox].kill()

@@ -17,7 +17,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Collection, Coroutine
     from pathlib import Path
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from vmpin.domain.finding import Check
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.model import SandboxId
+    from vmpin.domain.samples import RunListener, SampleSource
     from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
     from vmpin.host.sockets import Stream
     from vmpin.host.sysfs import Sysfs
     from vmpin.reconcile.nic_nodes import NicFinder
     from vmpin.reconcile.view import NodeView
-    from vmpin.residency.sampler import RunListener, Sampler
     from vmpin.scenario.node_scenario import ScenarioPart
     from vmpin.scenario.scenario_reader import ScenarioValues
     from vmpin.sources.nri.nri_events import CpuDecider, NriEvent
@@ -86,7 +86,11 @@ class Comparison(Parts):
 
     good: bool
     members: Document
-    lines: Sequence[str]
+    lines: Sequence[str] = ()
+    #: Prints the rest of its text, at the end.
+    show: Callable[[], None] | None = None
+    #: It is a result where no thread's mask could be compared.
+    alone: bool = False
 
 
 class ExplainedPods(Parts):
@@ -122,17 +126,20 @@ class WatcherPart(Parts):
     #: Called with the annotations of pods, by pod uid and key, that `Feature.watched_annotations` chose, whenever the
     #: reporter has handed over those of all pods.
     take_annotations: Callable[[Mapping[str, Mapping[str, str]]], None] | None = None
-    #: Makes what listens to the samples of where threads ran. Called whenever the watcher begins to take them, which
+    #: Makes what listens to the samples of where threads ran. Called whenever a feature begins to take them, which
     #: waits for it.
-    listen: Callable[[Sampler], Awaitable[RunListener]] | None = None
+    listen: Callable[[SampleSource], Awaitable[RunListener]] | None = None
+    #: Of the feature that takes samples: waits until it has begun, where it is to.
+    settled: Callable[[], Awaitable[object]] | None = None
     #: Called once, when the watcher ends and still owns the run directory.
     end: Callable[[], None] | None = None
     #: The feature's member of `features` in the status document, and in what clients that follow the node are sent
     #: (None: nothing).
     status: Callable[[], Document] | None = None
     brief: Callable[[], Document | None] | None = None
-    #: Further members of a sandbox's entry in the status document.
+    #: Further members of a sandbox's entry in the status document, and in a wide one.
     members: Callable[[SandboxState], Document] | None = None
+    wide_members: Callable[[SandboxState], Document] | None = None
     #: Sentences on what it would change besides masks of threads, for `vmpin plan`.
     planned: Callable[[], Sequence[str]] | None = None
     health: Callable[[], Iterable[SourceHealth]] | None = None
@@ -188,9 +195,9 @@ class Feature(Parts):
     held_cpus: Callable[[Config], HeldCpus | None] | None = None
     #: Owners of CPUs beside the containers that have exclusive ones, for `vmpin verify --others`.
     cpu_owners: Callable[[Config], Iterable[CpuOwner]] | None = None
-    #: What it compares for `vmpin verify`; None for nothing. (the configuration, a sandbox or None for all, of which
-    #: namespace: "" for all)
-    verify: Callable[[Config, str | None, str], Comparison | None] | None = None
+    #: What it compares for `vmpin verify`; None for nothing. (the configuration, the parsed command line, a sandbox or
+    #: None for all, of which namespace: "" for all)
+    verify: Callable[[Config, Namespace, str | None, str], Comparison | None] | None = None
     #: Pods that `vmpin status --explain` takes beside those in VMs; None where there can be none.
     explained_pods: Callable[[Config], ExplainedPods | None] | None = None
     #: The node's name where a configuration has another one than the host's; "" for none.
@@ -203,8 +210,8 @@ class Feature(Parts):
     members: Callable[[NodeView, Vm | None], Document] | None = None
     #: Adds what a command that root runs finds out about VMs to their entries of a status document.
     inspect: Callable[[Config, Sequence[dict[str, Any]]], None] | None = None
-    #: Tables (titles, rows) and lines about a sandbox's entry, for `vmpin status`.
-    tables: Callable[[Document], Iterable[tuple[Sequence[str], Sequence[Sequence[object]]]]] | None = None
+    #: Tables (titles, rows) and lines about a sandbox's entry, for `vmpin status`. (the entry, whether all is shown)
+    tables: Callable[[Document, bool], Iterable[tuple[Sequence[str], Sequence[Sequence[object]]]]] | None = None
     lines: Callable[[Document], Iterable[str]] | None = None
     #: Sentences about a sandbox's entry, for `vmpin status --explain`.
     sentences: Callable[[Document], Iterable[str]] | None = None

@@ -17,9 +17,10 @@ from passes import settled
 from vms import THREADS, Machine
 
 from vmpin.config.settings import SETTINGS
+from vmpin.features.proof.residency_ledger import ResidencyLedger
+from vmpin.features.proof.sampler import Sampler
 from vmpin.host.cpu_times import process_ran
 from vmpin.pinning.apply import Outcome
-from vmpin.residency.sampler import Sampler
 
 #: Of the rounds, how many the peers take part in: they are slow.
 _PEERS = 3
@@ -30,8 +31,9 @@ def sampling(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     in turn with the bare reads of the same files."""
     made.forget()
     reconciler = settled(made, machines)
-    reconciler.view.ledger.begin(None, time.time())
-    sampler = Sampler(reconciler.view)
+    ledger = ResidencyLedger(reconciler.view.counters.drift)
+    ledger.begin(None, time.time())
+    sampler = Sampler(reconciler.view, ledger)
     interval = float(str(next(setting.default for setting in SETTINGS if setting.key == "proof.sample_seconds")))
     tids = {machine.pid: machine.tids() for machine in machines}
 
@@ -81,8 +83,9 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     made.forget()
     pool, other = cpus()
     reconciler = settled(made, machines)
-    reconciler.view.ledger.begin(None, time.time())
-    sampler = Sampler(reconciler.view)
+    ledger = ResidencyLedger(reconciler.view.counters.drift)
+    ledger.begin(None, time.time())
+    sampler = Sampler(reconciler.view, ledger)
     sampler.round()
     gc.collect()
     gc.freeze()  # as the watcher does

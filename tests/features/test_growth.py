@@ -45,11 +45,12 @@ FEW, MANY, A_VM = 60, 300, 10
 #: What may be more at one moment than at another.
 SLACK = 16
 #: What switches on what features do for each pod and VM.
-SETTINGS = {"isolation": {"proof.sample_seconds": "0.2"}, "memory": {"memory.metrics": "true"},
+SETTINGS = {"proof": {"proof.sample_seconds": "0.2"}, "memory": {"memory.metrics": "true"},
             "network": {"policy.vhost": "near"}, "irqs": {"irqs.policy": "see"}}
 #: What is kept of former pods on purpose, up to a number or for a time (seconds, or ns), which is made small.
 LIMITS = {"vmpin.reconcile.pod_lookup.ENDED": 4, "vmpin.host.cgroup._MOST_LOCATIONS": 4,
-          "vmpin.domain.proof.MAX_FINDINGS": 4, "vmpin.features.isolation.isolation_books.MAX_OWNERS": 4,
+          "vmpin.features.proof.residency_ledger.MAX_FINDINGS": 4,
+          "vmpin.features.isolation.isolation_books.MAX_OWNERS": 4,
           "vmpin.procevents.latency._LATE": 10**8, "vmpin.sources.disk.FORGET_AFTER_NS": 10**8,
           "vmpin.sources.nri.call_codec.MAX_REMOVED": 4, "vmpin.sources.nri.nri_reports.PAUSE": 0.1,
           "vmpin.sources.nri.nri_reports.NEAR": 0.1, "vmpin.reconcile.kept_database.WRITE_EVERY": 0.1}

@@ -165,7 +165,7 @@ def test_it_leaves_the_directory_it_ran_in_though_another_is_configured(node: No
 SAMPLELESS = """
 import sys
 from vmpin.cli.main import main
-from vmpin.residency.sampler import Sampler
+from vmpin.features.proof.sampler import Sampler
 def failing(self):
     raise OSError(24, "Too many open files")
 Sampler.close = failing

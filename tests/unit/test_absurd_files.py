@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from vmpin.host.files import Files
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_file import sealed
 from vmpin.reconcile.state_format import SavedState, dumps, text_of
-from vmpin.residency import run_time_books
 from vmpin.runtime.engines import engines
 from vmpin.runtime.kata import parse_go, parse_rs
 from vmpin.runtime.kata_config import configurations
@@ -114,21 +111,6 @@ def test_the_notes_of_original_masks(tmp_path: Path) -> None:
 
     state_file.note(path, BOOT, SandboxId("pod-c"), ThreadId(7, 8), next(iter(SAMPLE.previous.values())).mask)
     spoil(load, [*absurd_json(json.loads(path.read_bytes())), *absurd_texts()])
-
-
-def test_the_books_of_run_times() -> None:
-    mark = {"watched": 1.5, "drift": {"cgroup": 1}, "ended": [0, {}],
-            "sandboxes": {"pod": [1, {"vcpu": [1, 2, 3, 4, 5]}]}}
-    connection = sqlite3.connect(":memory:")
-    connection.executescript(f"{run_time_books.SCHEMA} INSERT INTO books VALUES (1.0);")
-
-    def load(raw: bytes) -> object:
-        text = raw.decode(errors="backslashreplace")
-        connection.execute("INSERT OR REPLACE INTO mark VALUES (1.5, ?, ?)", (text, zlib.crc32(text.encode())))
-        return run_time_books.kept_ledger(connection)
-
-    spoil(load, [*absurd_json(mark), *absurd_texts()], ValueError)
-    connection.close()
 
 
 @pytest.mark.parametrize("document", [

@@ -28,7 +28,7 @@ FLOORS = {
     "vmm": 4, "runtime": 4, "config": 4, "scenario": 4, "install": 4,
     "sources": 5, "authorities": 5, "pinning": 5,
     "reconcile": 6,
-    "status": 7, "guests": 7, "residency": 7,
+    "status": 7, "guests": 7,
     "procevents": 8,
     "features": 9,
     "daemon": 10,
@@ -45,6 +45,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               *(f"features.doctor.{name}" for name in (
                   "checks", "redact", "source_checks", "kata_checks", "node_checks", "rival_checks",
                   "service_checks")),
+              "features.proof.residency_ledger",
               "features.demo.worth", "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
@@ -71,7 +72,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "argcomplete": {"features.shell.verbs.completion"},
            "prometheus_client": {"features.metrics.prometheus", "features.cluster.reporter_requests",
-                                 "features.isolation.node_isolation"},
+                                 "features.isolation.node_isolation", "features.proof.sampling"},
            "psutil": {"features.doctor.node_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
@@ -79,7 +80,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
 OUTSIDE_OF_FEATURES = {"prometheus_client": "_metrics"}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
-         "features.allocator", "features.metrics.exporter", "features.cluster.followers",
+         "features.allocator", "features.proof.sampling", "features.metrics.exporter", "features.cluster.followers",
          "features.isolation.node_isolation", "features.isolation.books_database", "daemon"}
 PROCESSES = {"features.installer", "features.logs", "features.doctor.verbs.gather", "features.network.netns"}
 #: A feature's module whose name ends so has its tasks in a watcher.
@@ -91,7 +92,7 @@ NUMBERS_ELSEWHERE = {
         "host", "features.doctor.node_facts", "guests.channels",
         "pinning.original_mask_store",
         "procevents.newborn_placer", "features.doctor.report", "features.isolation.foreign_scans",
-        "features.isolation.thread_usage", "residency",
+        "features.isolation.thread_usage", "features.proof.sampler", "features.proof.sampling",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
         "vmm.virtual_machine",
         "features.allocator.allocator_topology",
@@ -101,9 +102,8 @@ NUMBERS_ELSEWHERE = {
         "features.allocator.scenario_events", "cpuset", "features.installer.oci_hook", "protocol.frames",
         "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
-        "cli.repin", "features.demo.verbs", "features.doctor.verbs.gather", "cli.run_times", "config.settings",
-        "config.yaml_file",
-        "features.isolation.node_isolation",
+        "cli.repin", "features.demo.verbs", "features.doctor.verbs.gather", "features.proof.verbs.run_times",
+        "config.settings", "config.yaml_file", "features.isolation.node_isolation",
         *(f"features.cluster.{name}" for name in (
             "fleet.fleet_views", "fleet.node_record", "kube.agenda", "kube.node_topology", "kube.pod_events",
             "reporter.api_server")),

@@ -100,7 +100,7 @@ def test_reconcile_through_the_watcher_loads_no_pass_and_asks_no_names_for_nothi
 def test_reconcile_without_a_watcher_loads_no_more_than_its_pass(tmp_path: Path) -> None:
     output, modules = loaded_by(tmp_path, "repin")
     assert output == "0 VMs, nothing to change\n"
-    assert not modules & {*_HEAVY, "vmpin.domain.drift", "vmpin.domain.proof"}
+    assert not modules & {*_HEAVY, "vmpin.domain.drift"}
     assert own_modules(modules) <= 106
 
 
@@ -157,6 +157,6 @@ def test_a_watcher_is_ready_before_it_loads_what_the_first_guest_sample_or_event
     assert openssl, "what imports ssl later gets it"
     loaded = {name.partition(".")[0] for name in modules}
     assert not loaded & {"ssl", "_ssl", "sqlite3", "google", "grpc", "tenacity", "email", "ctypes", "yaml"}
-    assert not set(modules) & {"importlib.metadata", "vmpin.residency.sampler", "vmpin.domain.proof",
-                               "vmpin.domain.guest_report", "vmpin.guests.vm_guest", "vmpin.sources.nri.session"}
+    assert not set(modules) & {"importlib.metadata", "vmpin.domain.guest_report",
+                               "vmpin.guests.vm_guest", "vmpin.sources.nri.session"}
     assert own_modules(modules) <= 135

@@ -10,12 +10,13 @@ import pytest
 from absurd_numbers import Parser, check_bound, reads
 
 from vmpin.bounded import load_json
-from vmpin.cli import run_times, verbs
+from vmpin.cli import verbs
 from vmpin.config import values
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.model import SandboxId, VcpuId
-from vmpin.domain.proof import _parsed
 from vmpin.features.cluster.fleet.node_record import record_of_pinning
+from vmpin.features.proof.residency_ledger import _parsed
+from vmpin.features.proof.verbs.run_times import percent
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.protocol.frames import MAX_HW, ProtocolError, parse_ids
 from vmpin.protocol.parsing import MAX_NUMBER, parse_answer
@@ -142,7 +143,7 @@ PARSERS = [
     Parser("configuration: seconds", both(values.seconds), 86400),
     Parser("configuration: count", both(values.count), 999999),
     Parser("configuration: port", both(values.port), 0xFFFFFFFE),
-    Parser("--since", flag(run_times.duration), 7 * 86400), Parser("--tolerate", flag(run_times.percent), 100),
+    Parser("--since", flag(verbs.duration), 7 * 86400), Parser("--tolerate", flag(percent), 100),
     Parser("--watch", flag(verbs.seconds_from(0.1)), 86400), Parser("--seconds", flag(verbs.seconds_from(0)), 86400),
 ]
 

@@ -313,15 +313,19 @@ def _print_sandbox(sandbox: Document, title: str, now: datetime, names: Mapping[
     for reason in sandbox["reasons"]:
         print_text(with_names(reason, names))
     _print_drift(sandbox["drift"])
-    _print_features(sandbox)
+    _print_features(sandbox, wide=False)
     if wrong := [thread for thread in threads if not thread["ok"]]:
         _print_threads(wrong)
 
 
 def _print_drift(drift: Document | None, indent: str = "") -> None:
     if drift:
-        from vmpin.cli.run_times import counts
         print_text(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}", indent)
+
+
+def counts(repairs: Document) -> str:
+    """`3 by tuned, 1 by other`"""
+    return ", ".join(f"{count} by {cause}" for cause, count in repairs.items())
 
 
 def _kind(container: Document) -> str:
@@ -337,10 +341,10 @@ def _vcpus(container: Document) -> str:
     return "-" if container["vcpus"] is None else container["vcpus"] or "none"
 
 
-def _print_features(sandbox: Document) -> None:
+def _print_features(sandbox: Document, wide: bool) -> None:
     """Print what features add to a sandbox."""
     for tables in present(feature.tables for feature in features()):
-        for titles, rows in tables(sandbox):
+        for titles, rows in tables(sandbox, wide):
             table(titles, rows)
     for lines in present(feature.lines for feature in features()):
         for text in lines(sandbox):
@@ -376,10 +380,7 @@ def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]
     if sandbox["new_threads"]:
         print_text(_new_threads(sandbox["new_threads"]), "  ")
     _print_drift(sandbox["drift"], "  ")
-    if sandbox["proof"] and sandbox["proof"]["roles"]:
-        from vmpin.cli.run_times import COLUMNS, row
-        table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
-    _print_features(sandbox)
+    _print_features(sandbox, wide=True)
     if sandbox["threads"]:
         _print_threads(sandbox["threads"])
 

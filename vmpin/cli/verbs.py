@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -318,6 +319,19 @@ def seconds_from(least: float) -> Callable[[str], float]:
             return seconds
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between {least:g} and 86400 (a day)")
     return parse
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST = 7 * 86400
+
+
+def duration(text: str) -> int:
+    """Seconds from `90s`, `30m`, `24h` or `7d`. :raises UsageError: for any other text, and more than seven days."""
+    match = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
+    number = None if match is None else parse_whole(match[1], _LONGEST, 1)
+    if match is not None and number is not None and (seconds := number * _UNITS[match[2]]) <= _LONGEST:
+        return seconds
+    raise UsageError(f"--since {text}: is not a duration of at most seven days", "e.g. --since 90s, 30m, 24h or 7d")
 
 
 def without_seconds(arguments: Sequence[str]) -> list[str]:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
-from vmpin.cli.run_times import duration, elsewhere, percent, print_proof, proof
-from vmpin.cli.this_program import about_this_node
 from vmpin.cli.verbs import (
     Verbs,
     answering,
@@ -23,17 +21,13 @@ from vmpin.cli.verbs import (
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import number_of, pod_name, short_id
-from vmpin.errors import UnseenError, UsageError
+from vmpin.errors import UnseenError
 from vmpin.feature import Comparison, features, present
 from vmpin.status.selection import Selection
 
 _ABOUT = """\
 Compare each thread's mask in the kernel with its placement, through the watcher, or without one if none runs. With
 SANDBOX only that sandbox and its collisions are checked, with -n those of one namespace.
-
-With --since 24h also check where the threads ran in that time, by the watcher's samples (proof.sample_seconds): at
-most --tolerate percent of the run time may have been elsewhere. CERTAIN is run time between two samples on one CPU;
-any other run time counts for the CPU of the later sample. The time begins when the books were last saved before it.
 """
 
 _EXITS = """\
@@ -46,7 +40,7 @@ findings:
 exit codes:
   0  no finding; also if no VM sandbox runs, or if the operator has unpinned all of them or switched them off by
      policy, which the output reports
-  1  a finding, a container on other CPUs than vmpin has given it, or more than --tolerate ran elsewhere
+  1  a finding, or a container on other CPUs than vmpin has given it
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and no thread could be compared (no VMM that vmpin recognizes,
      unmanaged, or not placed yet), the watcher does not answer, or without a watcher the required privileges are
@@ -54,7 +48,6 @@ exit codes:
 
 examples:
   vmpin verify
-  vmpin verify --since 24h --tolerate 0.1
   vmpin verify shop
 """
 
@@ -63,10 +56,6 @@ def add_parser(verbs: Verbs) -> None:
                   about=_ABOUT, epilog=_EXITS)
     sandbox_argument(parser, "only this one")
     only_namespace_flag(parser)
-    parser.add_argument("--since", metavar="DURATION", help=about_this_node(
-        "also where they ran since then: 90s, 30m, 24h, 7d"))
-    parser.add_argument("--tolerate", metavar="PERCENT", default="0", help=about_this_node(
-        "share of the run time that may have been elsewhere (default: 0)"))
     direct_flag(parser)
     watch_flag(parser)
     output_flag(parser, ("text", "json"))
@@ -74,12 +63,8 @@ def add_parser(verbs: Verbs) -> None:
 
 @answering(UnseenError)
 def run(args: argparse.Namespace) -> int:
-    config, tolerated = usable_config(args), percent(args.tolerate)
-    since = None if args.since is None else duration(args.since)
-    if args.direct and since is not None:
-        raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")
-    checked = _check(config, args, since)
-    good = checked.is_good(tolerated)
+    checked = _check(usable_config(args), args)
+    good = checked.is_good()
     if good and checked.compared_nothing:
         raise UnseenError(*_nothing(checked.sandboxes))
     if args.output == "json":
@@ -98,8 +83,6 @@ class Checked(NamedTuple):
     unknown_owners: Sequence[Document]
     lost: bool
     comparisons: Sequence[Comparison]
-    #: Run times since --since; None without it.
-    past: Document | None
     #: Of all pods and containers by id, as collisions may be with others.
     names: Mapping[str, str]
     #: "" for all namespaces.
@@ -127,26 +110,25 @@ class Checked(NamedTuple):
     @property
     def compared_nothing(self) -> bool:
         """Whether no thread was compared, and not because the operator wants that."""
-        return (self.past is None and all(thread["wanted"] is None for _, thread in self.threads)
+        return (not any(comparison.alone for comparison in self.comparisons)
+                and all(thread["wanted"] is None for _, thread in self.threads)
                 and not all(map(_left_by_operator, self.sandboxes)))
 
-    def is_good(self, tolerated: float) -> bool:
-        """Whether nothing was found. :param tolerated: percent of the run time that may have been elsewhere."""
+    def is_good(self) -> bool:
+        """Whether nothing was found."""
         return (not self.drift and not self.collisions and not self.contested and not self.unknown_owners
-                and all(comparison.good for comparison in self.comparisons)
-                and (self.past is None or elsewhere(self.past) <= tolerated))
+                and all(comparison.good for comparison in self.comparisons))
 
     def data(self) -> Document:
         return {"threads": len(self.threads), "sandboxes": len(self.sandboxes),
                 "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in self.drift],
                 "collisions": self.collisions, "contested": self.contested, "unmanaged": self.unmanaged,
                 "unknown_owners": self.unknown_owners,
-                **{name: member for comparison in self.comparisons for name, member in comparison.members.items()},
-                **({} if self.past is None else {"proof": self.past})}
+                **{name: member for comparison in self.comparisons for name, member in comparison.members.items()}}
 
 
-def _check(config: Config, args: argparse.Namespace, since: int | None) -> Checked:
-    """Read the status, and compare. :param since: seconds. :raises UnseenError: where this process cannot read it."""
+def _check(config: Config, args: argparse.Namespace) -> Checked:
+    """Read the status, and compare. :raises UnseenError: where this process cannot read it."""
     document = status_document(config, direct=args.direct)
     names, sandboxes, unknown = names_of(document), document["sandboxes"], document["node"]["unknown_owners"]
     collisions, pod, lost = document["node"]["collisions"], args.sandbox, False
@@ -164,10 +146,9 @@ def _check(config: Config, args: argparse.Namespace, since: int | None) -> Check
         collisions = [collision for collision in collisions if pod in collision["sandboxes"]]
     if document["watcher"] is None:
         refuse_blind(config)
-    past = None if since is None or lost else proof(config, pod, since, within)
-    comparisons = [] if args.direct else [*present(
-        verify(config, pod, within) for verify in present(feature.verify for feature in features()))]
-    return Checked(sandboxes, collisions, unknown, lost, comparisons, past, names, within)
+    comparisons = [] if args.direct or lost else [*present(
+        verify(config, args, pod, within) for verify in present(feature.verify for feature in features()))]
+    return Checked(sandboxes, collisions, unknown, lost, comparisons, names, within)
 
 
 def _print(checked: Checked) -> None:
@@ -190,8 +171,8 @@ def _print(checked: Checked) -> None:
         print_text(f"UNKNOWN OWNER: {owner['what']}")
     for collision in checked.collisions:
         print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], checked.names)}")
-    if checked.past is not None:
-        print_proof(checked.past)
+    for show in present(comparison.show for comparison in checked.comparisons):
+        show()
 
 
 def _print_drift(checked: Checked, titles: Mapping[str, str]) -> None:

@@ -73,10 +73,6 @@ class PathSettings(NamedTuple):
         return self.run / "originals.json"
 
     @property
-    def proof_file(self) -> Path:
-        return self.run / "proof"
-
-    @property
     def lock_file(self) -> Path:
         return self.run / "lock"
 
@@ -158,13 +154,6 @@ class DriftSettings(NamedTuple):
         "how long such a thread is left alone the first time (each further time twice as long, an hour at most)")
 
 
-class ProofSettings(NamedTuple):
-    """`proof`: the measurement of where threads ran."""
-
-    sample_seconds: float = setting(
-        10.0, values.seconds_or_off, "how often the CPU of each thread is sampled; off: never")
-
-
 class GuestSettings(NamedTuple):
     """`guest`: what is done inside the VMs."""
 
@@ -211,7 +200,6 @@ class Config(NamedTuple):
     policy: PolicySettings
     watch: WatchSettings
     drift: DriftSettings
-    proof: ProofSettings
     guest: GuestSettings
     log: LogSettings
     of_features: Mapping[str, Any]
@@ -241,7 +229,7 @@ class Config(NamedTuple):
 
 
 _OF_CORE: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "policy": PolicySettings,
-                                  "watch": WatchSettings, "drift": DriftSettings, "proof": ProofSettings,
+                                  "watch": WatchSettings, "drift": DriftSettings,
                                   "guest": GuestSettings, "log": LogSettings}
 _OF_FEATURES: dict[str, type[Any]] = {
     name: fields for sections in present(feature.sections for feature in features())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from vmpin.bounded import load_json, real
+from vmpin.bounded import load_json
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.feature import SocketRequest, WatcherPart, present, status_of
@@ -23,7 +22,7 @@ _OTHER_VERSION = "are vmpin and its watcher the same version?"
 #: The most bytes of a request, but for one of a feature that may have more (`SocketRequest.largest`).
 MAX_REQUEST = 65536
 #: Operations that change nothing: members of watch.status_group may ask for them.
-READING = ("status", "proof")
+READING = ("status",)
 
 
 class Control:
@@ -58,8 +57,6 @@ class Control:
                 return self._status(request, only)
             if of_feature is not None:
                 return await _answered(of_feature.answer(request, only))
-            if operation == "proof":
-                return encoded(await self._proof(request, only)) + b"\n"
             answer = self._answer(str(operation), request, only)
             if operation == "unpin":
                 wanted = list(self._watcher.view.sandboxes) if only is None else [only]
@@ -86,22 +83,14 @@ class Control:
         """The document as JSON. Each sandbox's entry is encoded at once: those of a thousand sandboxes take 20 MB as
         objects, and 3 MB as text."""
         self._watcher.reconciler.refresh()
-        parts = self._watcher.parts
-        watcher = WatcherStatus(os.getpid(), *self._watcher.feeds(), self._watcher.guests.data,
-                                [*present(part.members for part in parts.values())], status_of(parts))
-        document = collector.document(self._watcher.view, watcher, only, request.get("wide") is True,
-                                      request.get("pods") is True, encoded)
+        parts, wide = self._watcher.parts, request.get("wide") is True
+        members = [*present(part.members for part in parts.values())]
+        members += present(part.wide_members for part in parts.values()) if wide or only is not None else ()
+        watcher = WatcherStatus(os.getpid(), *self._watcher.feeds(), self._watcher.guests.data, members,
+                                status_of(parts))
+        document = collector.document(self._watcher.view, watcher, only, wide, request.get("pods") is True, encoded)
         entries: list[bytes] = document.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((encoded(document)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
-
-    async def _proof(self, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
-        sampler = await self._watcher.sampling.settled()
-        if sampler is None:
-            raise WatcherError("the watcher does not sample where threads run", "set proof.sample_seconds")
-        since = real(request["since"], 1e9)
-        if since is None:
-            raise ValueError("since")
-        return collector.proved(self._watcher.view, sampler.since(time.time() - since), only)
 
     def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
         watcher, reconciler, view = self._watcher, self._watcher.reconciler, self._watcher.view

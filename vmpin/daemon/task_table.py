@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,8 +36,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
         "status": listening(directory.status, largest_request(watcher.parts.values()),
                             Rationed(Control(watcher, reading=True).answer), True, may_read),
         "resync": partial(watcher.resync_regularly, directory), "recheck": watcher.passes.recheck,
-        "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run,
-        "proof": partial(_settled, watcher, watcher.sampling.run)}
+        "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run}
     if config.watch.kubelet:
         sources["podresources"] = partial(poll_pod_resources, config, watcher.node_state.take_pod_resources,
                                           watcher.timeouts)
@@ -52,11 +50,3 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
     if sd_notify.watchdog_seconds() is not None:
         sources["watchdog"] = notify_watchdog
     return sources
-
-
-async def _settled(watcher: Watcher, source: Source) -> None:
-    """Run a source that loads much, and for which no container waits: after the runtime's list, if there is a runtime
-    to connect to."""
-    if watcher.nri is not None and watcher.view.config.paths.nri.exists():
-        await asyncio.sleep(watcher.timeouts.settling)
-    await source()

@@ -23,7 +23,6 @@ from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
-from vmpin.daemon.sampling import Sampling
 from vmpin.daemon.state_saving import StateSaving
 from vmpin.daemon.supervision import Source, SupervisedTasks
 from vmpin.feature import WatcherPart, features, present
@@ -85,8 +84,6 @@ class Watcher:
         self._cpuset_files = CpusetFiles(node_state, self.files.watched)
         self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
-        self.sampling = Sampling(node_state, lock.held,
-                                 next(present(part.listen for part in parts), None))
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off",
                                    timeouts=timeouts)
         self.guest = self.guests.report
@@ -133,7 +130,6 @@ class Watcher:
                 self.saving.save()
             directory.close()
             if directory.ousted is None:
-                self.sampling.close()
                 for end in present(part.end for part in self.parts.values()):
                     end()
         if directory.ousted is not None:
@@ -171,7 +167,6 @@ class Watcher:
         config = reloaded(self.view.config, self._load)
         if config is not None:
             self.node_state.reconfigure(config)
-            self.sampling.reconfigured()
             self._resync.set()
         sd_notify.notify("READY=1")
 

@@ -8,6 +8,8 @@ NAMES = (
     "logs",
     "shell",
     "metrics",
+    # Before what listens to its samples.
+    "proof",
     "isolation",
     "irqs",
     "scheduling",

@@ -40,18 +40,16 @@ class History:
 
 
 class DriftEvidence:
-    """The drift evidence of all VMs. Counts causes in `counters` and in the counter that `drifted` returns, and keeps
-    a `History` of each sandbox.
-    :param drifted: returns the residency ledger's counter of causes.
+    """The drift evidence of all VMs. Counts causes in `counters`, and keeps a `History` of each sandbox.
     :param root: the host's root directory, for the configuration of its daemons.
     :param vms: the inventory's VMs; only read.
     :param pinned_by_kata: returns whether Kata also pins a sandbox's vCPUs, by Kata's state."""
 
     def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, counters: Counters,
-                 drifted: Callable[[], Counter[str]], root: str | Path, vms: Mapping[SandboxId, Vm],
+                 root: str | Path, vms: Mapping[SandboxId, Vm],
                  pinned_by_kata: Callable[[SandboxId], bool]) -> None:
         self.proc, self.sysfs, self.cgroups, self.root = proc, sysfs, cgroups, root
-        self.counters, self._drifted = counters, drifted
+        self.counters = counters
         self._vms, self._pinned_by_kata = vms, pinned_by_kata
         self.remembers = remembers_masks(os.uname().release)
         self.histories: dict[SandboxId, History] = {}
@@ -128,7 +126,7 @@ class DriftEvidence:
         for change, threads in changes.items():
             explained = explain_drift(change, facts)
             counts[explained] += threads
-            for counter in (self.counters.drift, self._drifted(), history.repairs):
+            for counter in (self.counters.drift, history.repairs):
                 counter[explained.cause.value] += threads
         causes = [explained for explained, _ in counts.most_common()]
         history.last, history.why = time.time(), causes[0].evidence

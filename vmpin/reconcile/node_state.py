@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vmpin import log
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from vmpin.domain.assignments import AuthorityRival, Rulings
     from vmpin.domain.kubelet_cpus import UnknownOwner
     from vmpin.domain.model import VcpuId
-    from vmpin.domain.proof import ResidencyLedger
     from vmpin.domain.sandbox_placement import Placement
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
@@ -119,8 +118,7 @@ class NodeState:
         self.placements: Mapping[SandboxId, Placement] = self.placement_cache.placements
         self.unmanaged: Mapping[SandboxId, str] = self.placement_cache.unmanaged
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
-                                            lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.vms,
-                                            self.sources.pins_vcpus)
+                                            f"{self.proc.root}/1/root", self.vms, self.sources.pins_vcpus)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
         lost = self._store.lost and (lock.of_another(config.paths.lock_file) if used is None else used)
         if lost and acts:
@@ -138,13 +136,6 @@ class NodeState:
         self.reports_changed = False
         self._sets = False  #: Whether this process has set a mask.
         self.nri_input = NriInput(self.proc)
-
-    @cached_property
-    def ledger(self) -> ResidencyLedger:
-        """The run times of threads, if samples are taken."""
-        from vmpin.domain.proof import ResidencyLedger  # loaded when it is first used: a first pass needs none
-
-        return ResidencyLedger()
 
     @property
     def node(self) -> Node:

@@ -82,10 +82,8 @@ def _sockets(config: Config) -> Iterable[Path]:
 
 
 def _files(config: Config) -> Iterable[Path]:
-    from vmpin.reconcile.kept_database import files_of
-
     paths = config.paths
-    kept = (paths.state_file, paths.originals_file, *files_of(paths.proof_file),
+    kept = (paths.state_file, paths.originals_file,
             *(path for files in present(feature.files for feature in features()) for path in files(config)))
     yield from (*kept, paths.notes_file, paths.hook_socket, paths.control_socket, paths.status_socket)
     for path in kept:

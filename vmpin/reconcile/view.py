@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vmpin.domain.desired_state import DesiredState, SandboxState
     from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
-    from vmpin.domain.proof import ResidencyLedger
     from vmpin.domain.sandbox_placement import Placement
     from vmpin.host.cgroup import Cgroups
     from vmpin.host.procfs import Procfs
@@ -204,10 +203,6 @@ class NodeView(Protocol):
     @property
     def counters(self) -> Counters:
         """The counters since the start."""
-
-    @property
-    def ledger(self) -> ResidencyLedger:
-        """The run times of threads, if samples are taken."""
 
     @property
     def save_trouble(self) -> str:

@@ -39,7 +39,6 @@ from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData
-    from vmpin.domain.proof import Proof
 
 class WatcherStatus(NamedTuple):
     """What a running watcher adds to the status document: the states of its feeds (None: switched off), the guests'
@@ -225,7 +224,6 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
     if kata is not None and kata.pins_vcpus:
         notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")
     history = view.drift(sandbox.id)
-    account = view.ledger.sandboxes.get(sandbox.id) if wide else None
     newborns = view.newborn_counts.get(sandbox.id)
     more: dict[str, Any] = {}
     for members in present(feature.members for feature in features()):
@@ -238,28 +236,12 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
                         absent=_why_absent(view, sandbox.id) if vm is None else "", **more,
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         new_threads=None if newborns is None else newborns.data(),
-                        drift=None if history is None else history.data(),
-                        proof=None if account is None else account.data())
+                        drift=None if history is None else history.data())
 
 
 def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
     cgroup = view.cgroups.cpuset_of(vm.vmm.pid)
     return None if cgroup is None else {"path": str(cgroup.path), "cpus": str(cgroup.effective)}
-
-
-def proved(view: NodeView, proof: "Proof", only: SandboxId | None) -> dict[str, object]:
-    """Where threads ran, for `vmpin verify --since`. :param only: leaves other sandboxes out."""
-    sandboxes = []
-    for sandbox, account in proof.sandboxes.items():
-        if only in (None, sandbox):
-            state = view.sandboxes.get(sandbox)
-            sandboxes.append({"id": sandbox, "pod": pod_data(None if state is None else state.pod), **account.data()})
-    return {"version": VERSION, "since": when(proof.since), "until": when(proof.until),
-            "seconds": round(proof.until - proof.since, 3), "watched": round(proof.watched, 3),
-            "drift": dict(proof.drift), "sandboxes": sandboxes,
-            "ended": None if only is not None else proof.ended.data(),
-            "findings": [finding.data() | {"first": when(finding.first), "last": when(finding.last)}
-                         for finding in proof.findings if only in (None, finding.sandbox)]}
 
 
 def when(seconds: float) -> str:

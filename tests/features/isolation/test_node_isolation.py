@@ -13,11 +13,13 @@ import pytest
 from metered import metered
 from strayed import Spinners, spinners
 
+from vmpin.domain.samples import RunListener
 from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart
 from vmpin.features.isolation.isolation_observer import IsolationObserver
 from vmpin.features.isolation.node_isolation import NodeIsolation, foreign_families
-from vmpin.residency.sampler import RunListener, Sampler
+from vmpin.features.proof.residency_ledger import ResidencyLedger
+from vmpin.features.proof.sampler import Sampler
 
 _OFF = """\
 import json, sys
@@ -65,7 +67,7 @@ def test_its_request_is_answered_while_samples_are_taken(node: Spinners) -> None
 
     with pytest.raises(WatcherError, match="no samples"):
         answer()
-    sampler = Sampler(node.node_state)
+    sampler = Sampler(node.node_state, ResidencyLedger())
     sampler.listener = observer = listened(part, sampler)
     assert answer()["pods"] == []
     sampler.close()

@@ -156,4 +156,4 @@ def test_a_tab_loads_one_verb_and_nothing_of_the_others(tmp_path: Path) -> None:
                              "COMP_LINE": "vmpin status --", "COMP_POINT": "15"})
     loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
     assert {"argcomplete", "vmpin.cli.control_client"} <= loaded
-    assert not {"vmpin.cli.run_times", "rich", "yaml", "asyncio"} & loaded
+    assert not {"vmpin.features.proof.verbs.run_times", "rich", "yaml", "asyncio"} & loaded

@@ -145,12 +145,6 @@ def test_what_acts_offers_no_way_around_the_watcher(flags: list[str], verb: list
     assert "--direct" not in printed
 
 
-def test_what_only_the_watcher_knows_is_not_read_directly(flags: list[str],
-                                                          capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*flags, "verify", "--direct", "--since", "1h"]) == 2
-    assert "--direct does not go with --since" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("flags", [
     b"\0\x1b[2J", b"1\n", b"null\n", b"[]\n", b"refused: more than 7 bytes\n", b'{"version":1,"sandboxes":[{"id":"a',
     b"{", b'{"error":}\n', b'{"error":"\xff"}\n', b'{"version":}\n', b'{"a":' * 50_000, b"{}\n",

@@ -23,7 +23,7 @@ from fleet_given import mixed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from vmpin.cli import control_client, run_times
+from vmpin.cli import control_client
 from vmpin.cli.main import main
 from vmpin.cli.output import Block, blocks_of, lines_of
 from vmpin.domain.wrapping import wrapped
@@ -31,6 +31,7 @@ from vmpin.features.allocator.verbs import alloc
 from vmpin.features.cluster.verbs import all_nodes
 from vmpin.features.memory import memory_nodes
 from vmpin.features.network import network_inspection
+from vmpin.features.proof.verbs.run_times import total
 
 GOLDEN = Path(__file__).parent / "golden"
 SCREENS = {
@@ -98,7 +99,7 @@ def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
     checked("isolation", given["isolation"])
     checked("verify", {"version": 1, "ok": True, "threads": 0, "sandboxes": 0, "drift": [], "collisions": [],
                        "contested": [], "unmanaged": [], "unknown_owners": [],
-                       "proof": {**given["proof"], "total": run_times.total(given["proof"])}})
+                       "proof": {**given["proof"], "total": total(given["proof"])}})
 
 
 @pytest.mark.parametrize("columns", [80, 200])

@@ -81,12 +81,12 @@ def test_a_wrong_flag_is_refused(flags: dict[str, str]) -> None:
 
 
 def test_the_running_watchers_values_count_but_for_flags_and_the_environment(tmp_path: Path) -> None:
-    its = settings.load(write(tmp_path, "log: {level: error}\npolicy: {vcpus: union}\nproof: {sample_seconds: 7}\n"),
+    its = settings.load(write(tmp_path, "log: {level: error}\npolicy: {vcpus: union}\ndrift: {rest_seconds: 7}\n"),
                         {}, {}).data() | {"old.key": {"value": 1, "from": ""}}
     path = write(tmp_path, "log: {levle: debug}\n")
     found = settings.of_watcher(settings.load_usable(
-        path, {"VMPIN_POLICY_VCPUS": "off"}, {"proof.sample_seconds": "9"}), its)
-    assert (found.log.level, found.policy.vcpus, found.proof.sample_seconds) == ("error", "off", 9.0)
+        path, {"VMPIN_POLICY_VCPUS": "off"}, {"drift.rest_seconds": "9"}), its)
+    assert (found.log.level, found.policy.vcpus, found.drift.rest_seconds) == ("error", "off", 9.0)
     assert found.rules.vcpus == "off"
     assert found.origin["log.level"] == f"watcher: {path}"
     assert len(found.errors) == 1

@@ -29,10 +29,10 @@ def load(file: Path, text: str | None, **environment: str) -> Config:
 
 def test_each_change_is_named_with_both_values(file: Path) -> None:
     old = load(file, "watch: {only: 'a*', qmp: no}\npolicy: {vhost: '0-1'}")
-    new = load(file, "watch: {only: 'b*'}\npolicy: {vhost: 2, exclusive_annotation: x/y}\nproof: {sample_seconds: 5}")
+    new = load(file, "watch: {only: 'b*'}\npolicy: {vhost: 2, exclusive_annotation: x/y}\ndrift: {rest_seconds: 5}")
     assert reloading.changes(old, new) == [
         "policy.vhost: 0-1 -> 2", "policy.exclusive_annotation: unset -> x/y", "watch.only: a* -> b*",
-        "watch.qmp: false -> true", "proof.sample_seconds: 10 -> 5"]
+        "watch.qmp: false -> true", "drift.rest_seconds: 300 -> 5"]
     assert reloading.changes(new, new) == []
 
 

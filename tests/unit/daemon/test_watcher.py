@@ -76,13 +76,13 @@ def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callab
             about = await place.control(op="about")
             of_features = {name for part in watcher.parts.values() for name in part.tasks}
             assert {each["name"] for each in about["sources"]} == {
-                "hook", "control", "status", "resync", "recheck", "state", "files", "guests", "proof"} | of_features
+                "hook", "control", "status", "resync", "recheck", "state", "files", "guests"} | of_features
             assert all(each["up"] for each in about["sources"])
             assert watcher.view.counters.passes["hook"] == 1
         assert notified() == ["STOPPING=1"]
         of_features = {path.name for files in present(feature.files for feature in features())
                        for path in files(watcher.view.config)}
-        assert set(os.listdir(place.root / "run")) - of_features == {"lock", "proof", "spool", "state.json", "status"}
+        assert set(os.listdir(place.root / "run")) - of_features == {"lock", "spool", "state.json", "status"}
         async with place.watching() as again:
             assert containers(again) == {"c1": "1"}
 
@@ -254,7 +254,8 @@ def test_it_ends_and_touches_nothing_when_another_process_takes_the_lock(place: 
     async def main() -> None:
         config = place.config()
         async with place.watching() as watcher:
-            await watcher.sampling.settled()  # its databases are open: what they write is in the removed directory
+            for settled in present(part.settled for part in watcher.parts.values()):
+                await settled()  # its databases are open: what they write is in the removed directory
             with contextlib.ExitStack() as stack:
                 # At once: between the two a resync may make the directory again, and take the lock.
                 remove_in_use(config.paths.run)

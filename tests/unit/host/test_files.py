@@ -20,13 +20,12 @@ from vmpin.cli import scenario_file
 from vmpin.config import yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
-from vmpin.domain.proof import ResidencyLedger
 from vmpin.errors import ConfigError, SourceError, StateFileError
 from vmpin.host.files import MAX_BYTES, Files, open_regular, read_regular
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile import state_file
+from vmpin.reconcile.kept_database import KeptDatabase
 from vmpin.reconcile.state_format import SavedState
-from vmpin.residency.run_time_books import RunTimeBooks
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
 from vmpin.sources.spool import Spool
@@ -220,12 +219,12 @@ def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> Non
 
 
 @KINDS
-def test_the_proof(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+def test_a_kept_database(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "proof"
     put(path, kind)
-    books = RunTimeBooks(path, BOOT, ResidencyLedger())
-    assert books.read().result() is None
-    books.close()
+    database = KeptDatabase(path, BOOT, "CREATE TABLE IF NOT EXISTS a (b)", 1, 1 << 20, "books", lambda: True)
+    assert database.read(lambda connection: 1, None).result() is None
+    database.close()
     assert path.is_file()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vmpin.feature import Comparison, Document, ExplainedPods, Feature, ScenarioKeys, SocketRequest, WatcherPart
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
     from vmpin.authorities.authority import Authority
@@ -135,7 +135,7 @@ def _report(config: Config) -> Document | None:
     return ledger_report(config)
 
 
-def _verify(config: Config, sandbox: str | None, namespace: str) -> Comparison | None:
+def _verify(config: Config, args: Namespace, sandbox: str | None, namespace: str) -> Comparison | None:
     if _mode(config) != "on":
         return None
     from vmpin.features.allocator.verbs.alloc import compared

@@ -1,4 +1,4 @@
-"""What irqs does in a watcher: at each sampling interval, and soon after a CPU has another owner, it reads the
+"""What irqs does in a watcher: at each resync, and soon after a CPU has another owner, it reads the
 interrupts of the exclusive CPUs, and with irqs.policy: away moves them. The files are read and written in a thread.
 """
 
@@ -219,7 +219,7 @@ class NodeIrqs:
             self._changed.clear()
             self._ownership = self._view.ownership
             cost = await self._read()
-            seconds = self._view.config.proof.sample_seconds or self._view.config.watch.resync_seconds
+            seconds = self._view.config.watch.resync_seconds
             least = max(cost / _SHARE, _BREATH)
             await asyncio.sleep(least)
             with contextlib.suppress(TimeoutError):

@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 
 
 def _watch(watcher: Watcher) -> WatcherPart:
+    from vmpin.feature import present
     from vmpin.features.isolation.node_isolation import NodeIsolation
 
-    return NodeIsolation(watcher.view, lambda: watcher.sampling.settled(), watcher.lock.held).part()
+    async def settled() -> None:
+        for wait in present(part.settled for part in watcher.parts.values()):
+            await wait()
+
+    return NodeIsolation(watcher.view, settled, watcher.lock.held).part()
 
 
 def _files(config: Config) -> Iterable[Path]:

@@ -262,7 +262,7 @@ class IsolationObserver:
         begun = 0 if vm is None else vm.vmm.id.starttime
         since = max(self.books.alive, self._began(sandbox, begun, now)) if first else now
         book = self.books.of(sandbox, now, begun, since)
-        book.longest = max(MINUTE, int(2e9 * self.view.config.proof.sample_seconds))
+        book.longest = max(MINUTE, int(2e9 * self.view.config.section("proof").sample_seconds))
         return book
 
     def _began(self, sandbox: SandboxId, begun: int, now: int) -> int:

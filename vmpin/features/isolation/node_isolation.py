@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from vmpin.domain.model import SandboxId
+    from vmpin.domain.samples import SampleSource
     from vmpin.features.isolation.books_database import IsolationKeeper
     from vmpin.features.isolation.isolation_observer import IsolationObserver
-    from vmpin.residency.sampler import Sampler
 
 #: Seconds that a report may go back: the books have a day; a little more, as the client's clock may be another.
 _LONGEST = 100_000
@@ -31,7 +31,7 @@ class NodeIsolation:
 
     def __init__(self, view: NodeView, settled: Callable[[], Awaitable[object]], owned: Callable[[], bool]) -> None:
         self._view, self._settled, self._owned = view, settled, owned
-        self._sampler: Sampler | None = None
+        self._sampler: SampleSource | None = None
         self._observer: IsolationObserver | None = None
         #: Of the first sampling on: it goes on with its books when samples are taken again.
         self._keeper: IsolationKeeper | None = None
@@ -45,7 +45,7 @@ class NodeIsolation:
         """None while no samples are taken."""
         return None if self._observer is None or self._observer.closed else self._observer
 
-    async def _listen(self, sampler: Sampler) -> IsolationObserver:
+    async def _listen(self, sampler: SampleSource) -> IsolationObserver:
         from vmpin.features.isolation.books_database import IsolationKeeper
         from vmpin.features.isolation.isolation_observer import IsolationObserver
 

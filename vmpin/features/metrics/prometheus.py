@@ -22,7 +22,6 @@ from prometheus_client.registry import Collector
 from vmpin.domain.counters import Histogram
 from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
-from vmpin.domain.proof import ResidencyLedger, RunAccount
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.feature import WatcherPart, features, present
 from vmpin.install.own_version import installed_version
@@ -136,7 +135,6 @@ class NodeCollector(Collector):
                      "node", "boot_id")
         yield from _state(self.facts)
         yield from _counts(self.facts)
-        yield from _ran(self.facts.view.ledger)
         if self.facts.per_sandbox:
             yield from _sandboxes(self.facts)
         for metrics in present(part.metrics for part in self.facts.parts):
@@ -214,29 +212,9 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
                    "source")
 
 
-def _ran(ledger: ResidencyLedger) -> Iterator[Metric]:
-    """Sums of samples since the watcher started."""
-    accounts = ledger.added()
-    roles = {role: accounts.get(role, RunAccount()) for role in ThreadRole}
-    yield _counter("vmpin_run_seconds_total", "Run time of threads, by role and place.",
-                   {(role.value, place): spent for role, account in roles.items()
-                    for place, spent in _by_place(account)}, "role", "place")
-    yield _counter("vmpin_wait_seconds_total", "Time that threads were ready to run while another thread had the CPU.",
-                   {role.value: account.waited / 1e9 for role, account in roles.items()}, "role")
-    yield _counter("vmpin_migrations_total", "How often threads changed CPUs.",
-                   {role.value: account.migrations for role, account in roles.items()}, "role")
-    yield _counter("vmpin_sampled_seconds_total", "Time during which samples were taken.", ledger.added_seconds())
-
-
-def _by_place(account: RunAccount) -> Iterable[tuple[str, float]]:
-    """Seconds."""
-    return ((ThreadPlace.PLACED.value, account.placed / 1e9), (ThreadPlace.ELSEWHERE.value, account.elsewhere / 1e9),
-            (ThreadPlace.UNASKED.value, account.free / 1e9))
-
-
 def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     """The metrics with names of pods (metrics.per_sandbox)."""
-    count, ledger = facts.headcount, facts.view.ledger
+    count = facts.headcount
     labels = {sandbox: labels_of(sandbox, tally.pod) for sandbox, tally in count.sandboxes.items()}
     yield _gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
                  {(*labels[sandbox], tally.verdict.value): 1 for sandbox, tally in count.sandboxes.items()},
@@ -244,9 +222,6 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     yield _gauge("vmpin_sandbox_threads", "As vmpin_threads, of each VM sandbox, without zero values.",
                  {(*labels[sandbox], role.value, place.value): number for sandbox, tally in count.sandboxes.items()
                   for (role, place), number in tally.threads.items()}, *POD, "role", "place")
-    yield _counter("vmpin_sandbox_run_seconds_total", "As vmpin_run_seconds_total, of each VM sandbox.",
-                   {(*labels[sandbox], place): spent for sandbox in ledger.sandboxes
-                    if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))}, *POD, "place")
     yield _gauge("vmpin_sandbox_guest_containers", "As vmpin_guest_containers, of each VM sandbox, without zero "
                  "values.",
                  {(*labels[sandbox], state): number for sandbox, states in facts.guests.items() if sandbox in labels

@@ -39,7 +39,7 @@ def _inspect(config: Config, sandboxes: Sequence[dict[str, Any]]) -> None:
     add_networks(sandboxes, Procfs(config.paths.proc), str(config.paths.sys))
 
 
-def _tables(sandbox: Document) -> Iterable[tuple[Sequence[str], Sequence[Sequence[object]]]]:
+def _tables(sandbox: Document, wide: bool) -> Iterable[tuple[Sequence[str], Sequence[Sequence[object]]]]:
     from vmpin.features.network.network_text import COLUMNS, rows
 
     network = sandbox.get("network")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vmpin.feature import Comparison, Document, Feature, WatcherPart
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from pathlib import Path
 
     from vmpin.config.settings import Config
@@ -104,7 +105,7 @@ def _leaving(view: NodeView) -> WatcherPart:
                        settle=lambda sandboxes: setter.give_back(lambda sandbox: sandbox in sandboxes))
 
 
-def _verify(config: Config, sandbox: str | None, namespace: str) -> Comparison | None:
+def _verify(config: Config, args: Namespace, sandbox: str | None, namespace: str) -> Comparison | None:
     is_on = _is_on(config)
     if not is_on and not _has_records(config):
         return None

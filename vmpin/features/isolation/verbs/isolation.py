@@ -9,8 +9,7 @@ from typing import Any
 from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, print_text, table
-from vmpin.cli.run_times import duration
-from vmpin.cli.verbs import Verbs, answering, namespace_flag, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, answering, duration, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import UnseenError, UsageError, WatcherError

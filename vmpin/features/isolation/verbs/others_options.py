@@ -71,8 +71,9 @@ def _run_instead(args: argparse.Namespace) -> Callable[[argparse.Namespace], int
     """The function of --others; None without it. :raises UsageError: for what it does not go with, or what goes with
     it alone."""
     if args.others:
-        given = {"a SANDBOX": args.sandbox is not None, "-n": args.namespace, "--since": args.since is not None,
-                 "--tolerate": args.tolerate != "0"}
+        given = {"a SANDBOX": args.sandbox is not None, "-n": args.namespace,
+                 "--since": vars(args).get("since") is not None,
+                 "--tolerate": bool(vars(args).get("tolerate"))}
         if name := next((name for name, there in given.items() if there), ""):
             raise UsageError(f"--others is about all exclusive CPUs of this node: it goes without {name}",
                              "`vmpin isolation POD` has how much of its CPUs' time others took from a pod")

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmpin.bounded import checked_real, load_json, parse_whole
-from vmpin.cli.run_times import duration
-from vmpin.cli.verbs import Verbs, namespace_flag, usable_config, verb
+from vmpin.cli.verbs import Verbs, duration, namespace_flag, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError

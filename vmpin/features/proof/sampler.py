@@ -11,18 +11,19 @@ import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
-from vmpin.domain.proof import Proof, StrayRun
+from vmpin.domain.samples import RunListener
 from vmpin.domain.sandbox_placement import Placement
+from vmpin.features.proof.residency_ledger import Proof, ResidencyLedger, StrayRun
 from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.reconcile.view import NodeView
 from vmpin.vmm.virtual_machine import Process, Vm
 
 if TYPE_CHECKING:
-    from vmpin.residency.run_time_books import RunTimeBooks
+    from vmpin.features.proof.run_time_books import RunTimeBooks
 
 #: Length of a slice, and of the pause after it (seconds).
 SLICE, BREATH = 0.001, 0.005
@@ -33,32 +34,6 @@ SHARE = 0.01
 def _ticks() -> int:
     """Clock ticks since boot (CLOCK_BOOTTIME, as start times are)."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
-
-
-class RunListener(Protocol):
-    """Is called with what each sample finds."""
-
-    def round_begins(self) -> None:
-        """All VMs are about to be sampled, one after the other."""
-
-    def ran(self, sandbox: SandboxId, spent: int, cpu: int, stayed: bool, place: CpuSet | None) -> None:
-        """A thread ran `spent` ns and was on `cpu` in the end. :param stayed: it was there all the time.
-        :param place: its placement at the sample before; None also where that has changed."""
-
-    def unplaced(self, sandbox: SandboxId, spent: int) -> None:
-        """A process ran, by its own clock, so much more than its threads; less, below zero."""
-
-    def sampled(self, sandbox: SandboxId) -> None:
-        """All threads of a VM have been sampled."""
-
-    def round_ended(self) -> None:
-        """All VMs have been sampled."""
-
-    def go_on(self, budget: float) -> bool:
-        """Go on for some seconds with work of its own, between two rounds. :returns: whether there is more of it."""
-
-    def close(self) -> None:
-        """No more samples are taken."""
 
 
 @dataclass(slots=True)
@@ -89,13 +64,13 @@ class _MeteredProcess:
 class Sampler:
     """Books from its creation on: earlier run time of a thread is not booked.
 
-    :param books: in which the ledger, which has begun, survives a restart; None for none.
+    :param ledger: has begun. :param books: in which it survives a restart; None for none.
     """
 
-    def __init__(self, view: NodeView, books: RunTimeBooks | None = None) -> None:
+    def __init__(self, view: NodeView, ledger: ResidencyLedger, books: RunTimeBooks | None = None) -> None:
         self.view = view
         self.listener: RunListener | None = None
-        self.ledger = view.ledger
+        self.ledger = ledger
         self.books = books
         self.host = Schedstat(view.proc)
         #: Rounds since it began, and CPU seconds that the last one took.

@@ -155,20 +155,28 @@ class Proof:
 
 
 class ResidencyLedger:
-    """The books of all sandboxes since the first sample, with marks of earlier times."""
+    """The books of all sandboxes since the first sample, with marks of earlier times.
+    :param repairs: the counter of this process's repairs, by cause."""
 
-    def __init__(self) -> None:
+    def __init__(self, repairs: Counter[str] | None = None) -> None:
         self.sandboxes: dict[SandboxId, SandboxRunAccount] = {}
         self.ended = SandboxRunAccount()
         #: Time of the first sample, None before it; and the seconds in which samples were taken.
         self.began: float | None = None
         self.watched = 0.0
-        self.drift: Counter[str] = Counter()  #: Repairs, by cause, since then.
+        self.repairs = Counter[str]() if repairs is None else repairs
+        #: Repairs of an earlier process, by cause.
+        self._earlier_repairs = Counter[str]()
         #: The latest, by thread and CPU.
         self.findings: dict[tuple[ThreadId, int], StrayRun] = {}
         self.marks: list[Mark] = []
         #: The books loaded from an earlier process, None for none.
         self.taken_up: ResidencyLedger | None = None
+
+    @property
+    def drift(self) -> Counter[str]:
+        """Repairs, by cause, also those before the first sample."""
+        return self.repairs + self._earlier_repairs
 
     def of(self, sandbox: SandboxId) -> SandboxRunAccount:
         return self.sandboxes.get(sandbox) or self.sandboxes.setdefault(sandbox, SandboxRunAccount())
@@ -244,7 +252,7 @@ class ResidencyLedger:
             self.began = now
             return
         self.began, self.marks, self.watched = earlier.began, earlier.marks, earlier.watched
-        self.drift.update(earlier.drift)  # some may exist already: repairs start before samples
+        self._earlier_repairs = earlier.drift
         self.sandboxes, self.ended, self.taken_up = earlier.sandboxes, earlier.ended, earlier.taken_up
 
     def since(self, when: float, now: float) -> Proof:
@@ -291,9 +299,9 @@ def _unpack(packed: Any) -> SandboxRunAccount:
 def _parsed(raw: str) -> ResidencyLedger:
     """A ledger without its own past. :raises ValueError: and others."""
     document = load_json(raw)
-    ledger = ResidencyLedger()
+    ledger = ResidencyLedger(Counter({str(cause): checked_whole(count, MAX_INT64)
+                                      for cause, count in document["drift"].items()}))
     ledger.watched = checked_real(document["watched"], 1e12)
-    ledger.drift = Counter({str(cause): checked_whole(count, MAX_INT64) for cause, count in document["drift"].items()})
     ledger.ended = _unpack(document["ended"])
     ledger.sandboxes = {SandboxId(sandbox): _unpack(packed) for sandbox, packed in document["sandboxes"].items()}
     return ledger

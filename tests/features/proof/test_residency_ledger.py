@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
-from vmpin.domain.proof import MAX_FINDINGS, Mark, ResidencyLedger, RunAccount, StrayRun, thinned
+from vmpin.features.proof.residency_ledger import MAX_FINDINGS, Mark, ResidencyLedger, RunAccount, StrayRun, thinned
 
 A, B = SandboxId("a"), SandboxId("b")
 VCPU, SHIM, IOTHREAD = ThreadRole.VCPU, ThreadRole.SHIM, ThreadRole.IOTHREAD
@@ -51,7 +51,7 @@ def test_the_time_begins_with_the_last_mark_before_it() -> None:
     books.mark(400.0)
     books.of(A).of(VCPU).add(RunAccount(placed=2 * SECOND, elsewhere=SECOND, waited=5, migrations=7))
     books.of(A).unseen = 9
-    books.drift["tuned"] += 2
+    books.repairs["tuned"] += 2
     books.watched = 600.0
     books.mark(700.0)
     books.of(B).of(SHIM).placed = SECOND
@@ -158,7 +158,7 @@ def test_a_clock_that_is_put_back_takes_nothing_from_the_books(ahead: float) -> 
     for number in range(7):
         now = number * 300.0 + (ahead if number < 3 else 0.0)
         books.of(A).of(VCPU).placed += 300 * SECOND
-        books.drift["other"] += 1
+        books.repairs["other"] += 1
         assert books.due(now)
         books.mark(now)
     assert [mark.time for mark in books.marks] == [900.0, 1200.0, 1500.0, 1800.0]
@@ -196,7 +196,7 @@ def test_books_go_on_from_their_last_mark() -> None:
     for number in range(1, 4):
         books.of(A).of(VCPU).add(RunAccount(number, 0, 1, 0, 0, 2))
         books.of(A).unseen += number
-        books.drift["other"] += 1
+        books.repairs["other"] += 1
         books.watched += 300.0
         if number == 2:
             books.end([A])
@@ -246,10 +246,10 @@ def test_what_was_added_since_the_books_were_taken_up_is_distinguished() -> None
 
 def test_repairs_from_before_the_books_were_read_count_too() -> None:
     books = ledger(5.0)
-    books.drift.update(other=2, tuned=1)
+    books.repairs.update(other=2, tuned=1)
     books.mark(300.0)
     again = ResidencyLedger()
-    again.drift["other"] += 1
+    again.repairs["other"] += 1
     again.begin(ResidencyLedger.of_marks(books.marks, 5.0), 400.0)
     assert again.drift == {"other": 3, "tuned": 1}
     assert again.since(300.0, 400.0).drift == {"other": 1}

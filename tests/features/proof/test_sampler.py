@@ -9,24 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sampled_node import account_of, ledger_of
 from strayed import Spinners, booked, run_for, spinners
 from system_calls import system_calls
 from waiting import wait
 
 from vmpin.domain.model import ThreadRole
-from vmpin.domain.proof import RunAccount
+from vmpin.features.proof.residency_ledger import RunAccount
+from vmpin.features.proof.run_time_books import RunTimeBooks
+from vmpin.features.proof.sampler import BREATH, SHARE, Sampler
 from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs
-from vmpin.reconcile.view import NodeView
-from vmpin.residency.run_time_books import RunTimeBooks
-from vmpin.residency.sampler import BREATH, SHARE, Sampler
 
 SECOND = 10**9
 
 
-def started(view: NodeView, books: RunTimeBooks | None = None) -> Sampler:
-    view.ledger.begin(None if books is None else books.read().result(), time.time())
-    return Sampler(view, books)
+def started(node: Spinners, books: RunTimeBooks | None = None) -> Sampler:
+    ledger = ledger_of(node)
+    ledger.begin(None if books is None else books.read().result(), time.time())
+    return Sampler(node.reconciler.view, ledger, books)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ class Counting(Schedstat):
 def test_a_thread_that_ran_costs_three_small_files_and_a_process_of_which_none_ran_costs_one_clock(
         node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     node.children[vm.sandbox].send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, vm.vmm.pid, os.WSTOPPED | os.WNOWAIT)
@@ -66,31 +67,31 @@ def test_a_thread_that_ran_costs_three_small_files_and_a_process_of_which_none_r
 
 def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     before = booked(vm.vmm.pid)
     sampler.round()
-    assert node.account(vm) == RunAccount()  # what it ran before cannot be read
+    assert account_of(node, vm) == RunAccount()  # what it ran before cannot be read
     run_for(0.3, vm.vmm.pid)
     sampler.round()
-    after, found = booked(vm.vmm.pid), node.account(vm)
+    after, found = booked(vm.vmm.pid), account_of(node, vm)
     assert 0.3 * SECOND <= found.placed <= after - before
     assert (found.elsewhere, found.free) == (0, 0)
     if sampler.host.counts_migrations:
         assert (found.certain, found.migrations) == (found.placed, 0)
-    assert list(node.node_state.ledger.of(vm.sandbox).roles) == [ThreadRole.EMULATOR]
+    assert list(ledger_of(node).of(vm.sandbox).roles) == [ThreadRole.EMULATOR]
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm).placed >= found.placed + 0.1 * SECOND
+    assert account_of(node, vm).placed >= found.placed + 0.1 * SECOND
 
 
 def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     node.move(vm, node.there)
     run_for(0.2, vm.vmm.pid)
     sampler.round()
-    found = node.account(vm)
+    found = account_of(node, vm)
     assert found.placed == 0
     assert found.elsewhere >= 0.2 * SECOND
     assert found.certain == 0
@@ -99,12 +100,12 @@ def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> 
     (finding,) = sampler.ledger.findings.values()
     assert (finding.sandbox, finding.tid, finding.cpu, finding.place) == (
         vm.sandbox, vm.vmm.pid, node.there.first, node.here)
-    assert finding.spent == node.account(vm).elsewhere
+    assert finding.spent == account_of(node, vm).elsewhere
 
 
 def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsewhere(node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     node.node_state.report_strays(sampler.strayed)
     assert node.repair(vm) == 0
     sampler.round()
@@ -113,14 +114,14 @@ def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsew
     assert node.repair(vm) == 1
     run_for(0.2, vm.vmm.pid)
     sampler.round()
-    found = node.account(vm)
+    found = account_of(node, vm)
     assert found.elsewhere >= 0.2 * SECOND
     assert found.placed >= 0.2 * SECOND
     assert found.certain == 0
     if sampler.host.counts_migrations:
         assert found.migrations >= 2
     assert [finding.cpu for finding in sampler.ledger.findings.values()] == [node.there.first]
-    assert node.node_state.ledger.drift.total() == 1  # whatever the cause: a numad of another test may run just then
+    assert ledger_of(node).drift.total() == 1  # whatever the cause: a numad of another test may run just then
 
 
 def test_a_repair_goes_on_where_the_thread_cannot_be_sampled_before(node: Spinners,
@@ -129,45 +130,45 @@ def test_a_repair_goes_on_where_the_thread_cannot_be_sampled_before(node: Spinne
         raise OSError(24, "Too many open files")
 
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     assert node.repair(vm) == 0
     sampler.round()
     node.move(vm, node.there)
     run_for(0.05, vm.vmm.pid)
     monkeypatch.setattr(sampler.host, "ran", out_of_descriptors)
     assert node.repair(vm) == 1
-    assert node.node_state.ledger.drift.total() == 1
+    assert ledger_of(node).drift.total() == 1
 
 
 def test_a_thread_that_is_free_to_run_anywhere_is_booked_as_free(node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     node.place(vm.sandbox, None)
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    found = node.account(vm)
+    found = account_of(node, vm)
     assert found.free >= 0.1 * SECOND
     assert (found.placed, found.elsewhere) == (0, 0)
     del node.node_state.placement_cache.placements[vm.sandbox]  # unpinned by hand
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm).free >= found.free + 0.1 * SECOND
+    assert account_of(node, vm).free >= found.free + 0.1 * SECOND
 
 
 def test_where_the_place_changed_in_between_both_count_once(node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     run_for(0.1, vm.vmm.pid)
     node.place(vm.sandbox, node.there)  # decided, and not set yet
     sampler.round()
-    found = node.account(vm)
+    found = account_of(node, vm)
     assert found.placed >= 0.1 * SECOND
     assert (found.certain == found.placed) is False
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm).elsewhere >= 0.1 * SECOND
+    assert account_of(node, vm).elsewhere >= 0.1 * SECOND
 
 
 def test_a_process_that_sleeps_costs_one_system_call(node: Spinners) -> None:
@@ -177,7 +178,7 @@ def test_a_process_that_sleeps_costs_one_system_call(node: Spinners) -> None:
         time.sleep(0.05)
         stat = Procfs().stat(vm.vmm.pid)
         looks = [looks[1], stat.state if stat is not None and stat.comm == "sleep" else ""]
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.host = counting = Counting()
     sampler.round()
     assert counting.reads == 1
@@ -190,13 +191,13 @@ def test_a_process_that_sleeps_costs_one_system_call(node: Spinners) -> None:
 
 
 def test_what_is_born_while_it_is_looked_at_counts_from_its_birth(node: Spinners) -> None:
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     time.sleep(0.02)  # start times are in steps of a hundredth of a second
     vm = node.vm()
     run_for(0.2, vm.vmm.pid)
     sampler.round()
-    found = node.account(vm)
+    found = account_of(node, vm)
     assert found.placed >= 0.2 * SECOND
     assert found.certain == 0  # where it began is unknown
 
@@ -213,8 +214,8 @@ while True:
 """ + "'")
     while len(os.listdir(f"/proc/{vm.vmm.pid}/task")) < 2:  # Python's own start is its main thread's
         time.sleep(0.01)
-    sampler = started(node.reconciler.view)
-    account, main = node.node_state.ledger.of(vm.sandbox), booked(vm.vmm.pid)
+    sampler = started(node)
+    account, main = ledger_of(node).of(vm.sandbox), booked(vm.vmm.pid)
     sampler.round()
     for number in range(1, 3):
         before = process_ran(vm.vmm.pid)
@@ -228,24 +229,24 @@ while True:
 
 def test_a_thread_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     known = vm.vmm.threads[vm.vmm.pid]
     stranger = known._replace(id=known.id._replace(starttime=known.id.starttime - 1))
     vm.vmm.threads[vm.vmm.pid] = stranger
     run_for(0.05, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm) == RunAccount()
+    assert account_of(node, vm) == RunAccount()
 
 
 def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:
     vm = node.vm(code="exec sleep 600")
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     node.children[vm.sandbox].kill()
     node.children[vm.sandbox].wait()
     sampler.round()
-    account = node.node_state.ledger.of(vm.sandbox)
+    account = ledger_of(node).of(vm.sandbox)
     unseen = account.unseen
     time.sleep(0.02)  # start times are in steps of a hundredth of a second
     vm.vmm.pid = node.vm("b").vmm.pid  # until the next pass it is not known that it has ended
@@ -256,7 +257,7 @@ def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners
 
 @pytest.mark.parametrize("kernel", [False, True])
 def test_what_was_away_for_a_while_is_not_born_again(node: Spinners, kernel: bool) -> None:
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     vms = node.node_state.inventory.vms
     time.sleep(0.02)  # start times are in steps of a hundredth of a second
     vm = spins = node.vm()
@@ -287,7 +288,7 @@ def test_what_was_away_for_a_while_is_not_born_again(node: Spinners, kernel: boo
 
 def test_of_what_ended_nothing_is_remembered(node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     del node.node_state.inventory.vms[vm.sandbox]
     sampler.round()
@@ -302,11 +303,11 @@ def test_of_what_ended_nothing_is_remembered(node: Spinners) -> None:
 def test_a_vm_that_ends_leaves_its_account_in_the_sum(node: Spinners) -> None:
     vm = node.vm()
     other = node.vm("b")
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    placed = node.account(vm).placed
+    placed = account_of(node, vm).placed
     node.end(vm)
     sampler.round()
     assert list(sampler.ledger.sandboxes) == [other.sandbox]
@@ -315,15 +316,15 @@ def test_a_vm_that_ends_leaves_its_account_in_the_sum(node: Spinners) -> None:
 
 def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None:
     vm, gone = node.vm(), node.vm("b")
-    books = RunTimeBooks(tmp_path / "proof", "boot", node.reconciler.view.ledger)
-    sampler = started(node.reconciler.view, books)
+    books = RunTimeBooks(tmp_path / "proof", "boot", ledger_of(node))
+    sampler = started(node, books)
     sampler.round()
     began = sampler.ledger.began
     run_for(0.1, vm.vmm.pid)
     run_for(0.05, gone.vmm.pid)
     sampler.close()
     books.close()
-    placed, spent = node.account(vm).placed, node.account(gone).placed
+    placed, spent = account_of(node, vm).placed, account_of(node, gone).placed
     assert min(placed - 0.1 * SECOND, spent - 0.05 * SECOND) >= 0
     node.end(gone)
     node.again()
@@ -331,13 +332,13 @@ def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None
     vm = node.meet(vm.sandbox)
     run_for(0.2, vm.vmm.pid)
     resumed = booked(vm.vmm.pid)
-    books = RunTimeBooks(tmp_path / "proof", "boot", node.reconciler.view.ledger)
-    sampler = started(node.reconciler.view, books)
+    books = RunTimeBooks(tmp_path / "proof", "boot", ledger_of(node))
+    sampler = started(node, books)
     sampler.round()
-    assert node.account(vm).placed == placed  # what ran meanwhile is not proved
+    assert account_of(node, vm).placed == placed  # what ran meanwhile is not proved
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    added = node.account(vm).placed - placed
+    added = account_of(node, vm).placed - placed
     assert 0.1 * SECOND <= added <= booked(vm.vmm.pid) - resumed
     proof = sampler.since(0.0)
     assert proof.since == began
@@ -350,7 +351,7 @@ def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None
 def test_sampling_that_takes_long_is_done_less_often(node: Spinners) -> None:
     for number in range(8):
         node.vm(str(number), code="exec sleep 600")
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     pause = sampler.turn(every=0.0)
     while not sampler.rounds:
         pause = sampler.turn(every=0.0)
@@ -364,7 +365,7 @@ def test_sampling_that_takes_long_is_done_less_often(node: Spinners) -> None:
 def test_a_round_is_taken_in_slices(node: Spinners) -> None:
     for number in range(4):
         node.vm(str(number), code="exec sleep 600")
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
 
     class Slow(Schedstat):
         def ran(self, pid: int | str, tid: int | str) -> Ran | None:
@@ -382,11 +383,11 @@ def test_a_round_is_taken_in_slices(node: Spinners) -> None:
 
 def test_a_vm_whose_threads_are_not_readable_is_none_the_worse(node: Spinners) -> None:
     vm = node.vm()
-    sampler = started(node.reconciler.view)
+    sampler = started(node)
     sampler.round()
     node.children[vm.sandbox].kill()
     os.waitid(os.P_PID, vm.vmm.pid, os.WEXITED | os.WNOWAIT)
     sampler.round()
     node.children[vm.sandbox].wait()
     sampler.round()
-    assert node.account(vm).elsewhere == 0
+    assert account_of(node, vm).elsewhere == 0

@@ -10,11 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from absurd_values import absurd_json, absurd_texts, spoil
 
 from vmpin.domain.model import SandboxId, ThreadRole
-from vmpin.domain.proof import Mark, ResidencyLedger
-from vmpin.residency import run_time_books
-from vmpin.residency.run_time_books import SCHEMA, RunTimeBooks, keep_marks
+from vmpin.features.proof import run_time_books
+from vmpin.features.proof.residency_ledger import Mark, ResidencyLedger
+from vmpin.features.proof.run_time_books import SCHEMA, RunTimeBooks, keep_marks
 
 A, VCPU = SandboxId("a"), ThreadRole.VCPU
 
@@ -50,7 +51,7 @@ def placed(books: ResidencyLedger | None) -> int:
 def test_what_is_written_is_read_the_next_time(tmp_path: Path) -> None:
     path, books = tmp_path / "proof", ledger(300.0, 600.0)
     books.of(A).of(VCPU).placed += 10**9  # after the last mark
-    books.drift["other"] += 2
+    books.repairs["other"] += 2
     keep(path, books)
     assert path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in tmp_path.iterdir()] == ["proof"]
@@ -158,3 +159,18 @@ def test_a_failure_is_logged_once_and_nothing_is_lost_when_it_has_passed(
     (tmp_path / "none").mkdir()
     books.close()
     assert placed(kept(tmp_path / "none" / "proof")) == 1
+
+
+def test_absurd_marks_are_refused() -> None:
+    mark = {"watched": 1.5, "drift": {"cgroup": 1}, "ended": [0, {}],
+            "sandboxes": {"pod": [1, {"vcpu": [1, 2, 3, 4, 5]}]}}
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(f"{run_time_books.SCHEMA} INSERT INTO books VALUES (1.0);")
+
+    def load(raw: bytes) -> object:
+        text = raw.decode(errors="backslashreplace")
+        connection.execute("INSERT OR REPLACE INTO mark VALUES (1.5, ?, ?)", (text, zlib.crc32(text.encode())))
+        return run_time_books.kept_ledger(connection)
+
+    spoil(load, [*absurd_json(mark), *absurd_texts()], ValueError)
+    connection.close()

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from vmpin.bounded import checked_real, checked_whole
-from vmpin.domain.proof import Mark, ResidencyLedger
+from vmpin.features.proof.residency_ledger import Mark, ResidencyLedger
 from vmpin.reconcile.kept_database import WRITE_EVERY, KeptDatabase
 
 VERSION = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -13,12 +14,12 @@ from strayed import Spinners, spinners
 
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.sampling import Sampling
 from vmpin.domain.model import SandboxId, ThreadRole
-from vmpin.domain.proof import ResidencyLedger
-from vmpin.residency import run_time_books
-from vmpin.residency.run_time_books import RunTimeBooks
-from vmpin.residency.sampler import Sampler
+from vmpin.features.proof import run_time_books
+from vmpin.features.proof.residency_ledger import ResidencyLedger
+from vmpin.features.proof.run_time_books import RunTimeBooks
+from vmpin.features.proof.sampler import Sampler
+from vmpin.features.proof.sampling import Sampling
 
 
 @pytest.fixture
@@ -107,12 +108,12 @@ def test_it_sleeps_while_it_is_off_and_begins_when_it_is_switched_on(node: Spinn
         await becomes(lambda: listener.closed)
         assert await sampling.settled() is None
         # And on once more: with the books as they are, which the file need not have.
-        sums = node.node_state.ledger.of(SandboxId("a")).of(ThreadRole.VCPU)
+        sums = sampling.ledger.of(SandboxId("a")).of(ThreadRole.VCPU)
         sums.placed += 7
         node.node_state.config, rounds = on, listener.ended
         sampling.reconfigured()
         await becomes(lambda: listener.ended > rounds)
-        assert node.node_state.ledger.roles()[ThreadRole.VCPU].placed == 7
+        assert sampling.ledger.roles()[ThreadRole.VCPU].placed == 7
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         sampling.close()
@@ -122,10 +123,9 @@ def test_it_sleeps_while_it_is_off_and_begins_when_it_is_switched_on(node: Spinn
 
 def test_while_earlier_books_are_read_the_loop_goes_on_and_nothing_is_lost(
         node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier = ResidencyLedger()
+    earlier = ResidencyLedger(Counter({"tuned": 2}))
     earlier.began = 5.0
-    earlier.drift["tuned"] = 2
-    RunTimeBooks(node.node_state.config.paths.proof_file, node.node_state.boot_id, earlier).close()
+    RunTimeBooks(node.node_state.config.paths.run / "proof", node.node_state.boot_id, earlier).close()
     readable, read = threading.Event(), run_time_books.kept_ledger
 
     def slow(connection: sqlite3.Connection) -> ResidencyLedger | None:
@@ -139,11 +139,11 @@ def test_while_earlier_books_are_read_the_loop_goes_on_and_nothing_is_lost(
         task, asked = asyncio.create_task(sampling.run()), asyncio.create_task(sampling.settled())
         for _ in range(10):
             await asyncio.sleep(0)
-        node.node_state.ledger.drift["tuned"] += 1
+        node.node_state.counters.drift["tuned"] += 1
         assert not asked.done()
         readable.set()
         assert await asked is sampling.sampler is not None
-        assert (node.node_state.ledger.began, node.node_state.ledger.drift) == (5.0, {"tuned": 3})
+        assert (sampling.ledger.began, sampling.ledger.drift) == (5.0, {"tuned": 3})
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         sampling.close()

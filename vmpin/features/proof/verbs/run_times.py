@@ -1,29 +1,15 @@
-"""Where threads ran in a period: the second half of `vmpin verify --since`; status prints the same columns."""
+"""Where threads ran in a period, for `vmpin verify --since`."""
 
-import re
-
-from vmpin.bounded import parse_real, parse_whole
+from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_text, table
+from vmpin.cli.status import counts
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.errors import UsageError, WatcherError
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
-#: The books go back that far (domain.proof).
-_LONGEST = 7 * 86400
+from vmpin.feature import Comparison
 
 COLUMNS = ("ROLE", "RAN IN PLACE", "CERTAIN", "ELSEWHERE", "WAITED", "MIGRATIONS")
-
-
-def duration(text: str) -> int:
-    """Seconds from `90s`, `30m`, `24h` or `7d`. :raises UsageError: for any other text, and more than seven days."""
-    match = _DURATION.fullmatch(text)
-    number = None if match is None else parse_whole(match[1], _LONGEST, 1)
-    if match is not None and number is not None and (seconds := number * _UNITS[match[2]]) <= _LONGEST:
-        return seconds
-    raise UsageError(f"--since {text}: is not a duration of at most seven days", "e.g. --since 90s, 30m, 24h or 7d")
 
 
 def percent(text: str) -> float:
@@ -47,6 +33,13 @@ def proof(config: Config, sandbox: str | None, since: int, namespace: str = "") 
         document |= {"sandboxes": of_pods, "ended": None, "findings": [
             finding for finding in document["findings"] if finding["sandbox"] in ids]}
     return document | {"total": total(document)}
+
+
+def compared(config: Config, sandbox: str | None, since: int, namespace: str, tolerated: float) -> Comparison:
+    """The run times of the last `since` seconds. :param tolerated: percent that may have been elsewhere."""
+    document = proof(config, sandbox, since, namespace)
+    return Comparison(good=elsewhere(document) <= tolerated, members={"proof": document},
+                      show=lambda: print_proof(document), alone=True)
 
 
 def total(document: Document) -> Document:
@@ -107,8 +100,3 @@ def part(seconds: float, of: float) -> str:
     if text == "100.00" and seconds < of:
         text = "99.99"
     return f"{seconds:.3f} s ({'<0.01' if text == '0.00' else text} %)"
-
-
-def counts(repairs: Document) -> str:
-    """`3 by tuned, 1 by other`"""
-    return ", ".join(f"{count} by {cause}" for cause, count in repairs.items())

@@ -1,0 +1,66 @@
+"""The proof: where the threads of VMs ran, from samples, and the books of these over time. It changes no placement.
+docs/proof.md describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vmpin.feature import Comparison, Document, Feature, WatcherPart
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+
+    from vmpin.config.settings import Config
+    from vmpin.daemon.watcher import Watcher
+
+
+def _sections() -> Mapping[str, type[Any]]:
+    from vmpin.features.proof.proof_settings import ProofSettings
+
+    return {"proof": ProofSettings}
+
+
+def _files(config: Config) -> Iterable[Path]:
+    from vmpin.reconcile.kept_database import files_of
+
+    return files_of(config.paths.run / "proof")
+
+
+def _watch(watcher: Watcher) -> WatcherPart:
+    from vmpin.features.proof.sampling import part_of
+
+    def pause() -> float:
+        waits = watcher.nri is not None and watcher.view.config.paths.nri.exists()
+        return watcher.timeouts.settling if waits else 0.0
+
+    return part_of(watcher.node_state, watcher.lock.held, lambda: watcher.parts.values(), pause)
+
+
+def _options(verb: str, parser: ArgumentParser) -> None:
+    if verb == "verify":
+        from vmpin.features.proof.verbs.since_options import add_options
+
+        add_options(parser)
+
+
+def _verify(config: Config, args: Namespace, sandbox: str | None, namespace: str) -> Comparison | None:
+    if args.since is None:
+        return None
+    from vmpin.features.proof.verbs.run_times import compared
+
+    return compared(config, sandbox, args.since, namespace, args.tolerate)
+
+
+def _tables(sandbox: Document, wide: bool) -> Iterable[tuple[Sequence[str], Sequence[Sequence[object]]]]:
+    if not wide or not sandbox.get("proof"):
+        return []
+    from vmpin.features.proof.verbs.run_times import COLUMNS, row
+
+    roles = sandbox["proof"]["roles"]
+    return [(COLUMNS, [[role, *row(account)] for role, account in roles.items()])] if roles else []
+
+
+FEATURE = Feature(name="proof", sections=_sections, files=_files, watch=_watch, options=_options, verify=_verify,
+                  tables=_tables, members=lambda view, vm: {"proof": None})  # without a watcher

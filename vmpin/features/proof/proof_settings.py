@@ -1,0 +1,13 @@
+"""The section `proof` of the configuration."""
+
+from typing import NamedTuple
+
+from vmpin.config import values
+from vmpin.config.values import setting
+
+
+class ProofSettings(NamedTuple):
+    """`proof`: the measurement of where threads ran."""
+
+    sample_seconds: float = setting(
+        10.0, values.seconds_or_off, "how often the CPU of each thread is sampled; off: never")

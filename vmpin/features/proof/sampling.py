@@ -1,0 +1,171 @@
+"""Samples where threads run in a watcher, in slices between which the loop's other work has its turn; answers the
+request `proof`.
+
+It loads what it needs when sampling begins: with `proof.sample_seconds: off` it never does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vmpin.bounded import real
+from vmpin.errors import WatcherError
+from vmpin.feature import SocketRequest, WatcherPart, present
+from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.view import NodeView
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from vmpin.config.settings import Config
+    from vmpin.domain.desired_state import SandboxState
+    from vmpin.domain.model import SandboxId
+    from vmpin.domain.samples import RunListener
+    from vmpin.features.proof.residency_ledger import ResidencyLedger
+    from vmpin.features.proof.run_time_books import RunTimeBooks
+    from vmpin.features.proof.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+
+class Sampling:
+    """`sampler` is None while no samples are taken (`proof.sample_seconds`).
+    :param owned: whether the run directory is this watcher's.
+    :param listen: makes the sampler's listener, None for none; None: there never is one."""
+
+    def __init__(self, node_state: NodeState, owned: Callable[[], bool] = lambda: True,
+                 listen: Callable[[Sampler], Awaitable[RunListener | None]] | None = None) -> None:
+        self._node_state, self._owned, self._listen = node_state, owned, listen
+        self._view: NodeView = node_state
+        self._reconfigured = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._books: RunTimeBooks | None = None
+        self._ledger: ResidencyLedger | None = None
+        self.sampler: Sampler | None = None
+
+    def part(self, run: Callable[[], Coroutine[Any, Any, None]]) -> WatcherPart:
+        """The part of a watcher that samples. :param run: its task."""
+        return WatcherPart(tasks={"proof": run}, requests={"proof": SocketRequest(answer=self._answer, reading=True)},
+                           settled=self.settled, after_resync=self.reconfigured, end=self.close,
+                           wide_members=self._members, metrics=self._metrics)
+
+    @property
+    def ledger(self) -> ResidencyLedger:
+        """The run times of threads, if samples are taken."""
+        if self._ledger is None:
+            from vmpin.features.proof.residency_ledger import ResidencyLedger
+
+            self._ledger = ResidencyLedger(self._node_state.counters.drift)
+        return self._ledger
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            seconds = sample_seconds(self._view.config)
+            if not seconds:
+                if self.sampler is not None:
+                    self._node_state.report_strays(None)
+                    self.sampler.close()
+                    self.sampler = None
+                self._reconfigured.clear()
+                self._settled.set()
+                await self._reconfigured.wait()
+                continue
+            if self.sampler is None:
+                try:
+                    self.sampler = await self._begun()
+                finally:
+                    self._settled.set()
+            from vmpin.features.proof.sampler import BREATH, SLICE
+
+            sampler = self.sampler
+            due = time.monotonic() + sampler.turn(seconds)
+            # What else is to be done has the time between two rounds, and goes on after the next one.
+            while time.monotonic() + BREATH < due and _goes_on(sampler, SLICE):  # noqa: ASYNC110  # work
+                await asyncio.sleep(BREATH)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def _begun(self) -> Sampler:
+        """A sampler with its listener, once the books of an earlier watcher are read."""
+        from vmpin.features.proof.run_time_books import RunTimeBooks
+        from vmpin.features.proof.sampler import Sampler
+
+        view = self._view
+        if self._books is None:
+            self._books = RunTimeBooks(view.config.paths.run / "proof", view.boot_id, self.ledger, self._owned)
+        if self.ledger.began is None:
+            self.ledger.begin(await asyncio.wrap_future(self._books.read()), time.time())
+        sampler = Sampler(view, self.ledger, self._books)
+        if self._listen is not None:
+            sampler.listener = await self._listen(sampler)
+        self._node_state.report_strays(sampler.strayed)
+        return sampler
+
+    async def settled(self) -> Sampler | None:
+        """Wait until earlier books are read, and return the sampler; None where no samples are taken."""
+        await self._settled.wait()
+        return self.sampler
+
+    def reconfigured(self) -> None:
+        """The configuration may have another value."""
+        self._reconfigured.set()
+
+    async def _answer(self, request: dict[str, Any], only: SandboxId | None) -> dict[str, Any]:
+        """The run times in the last `since` seconds. :raises WatcherError: no samples are taken."""
+        from vmpin.features.proof.proof_document import proved
+
+        sampler = await self.settled()
+        if sampler is None:
+            raise WatcherError("the watcher does not sample where threads run", "set proof.sample_seconds")
+        since = real(request["since"], 1e9)
+        if since is None:
+            raise ValueError("since")
+        return proved(self._view, sampler.since(time.time() - since), only)
+
+    def _members(self, sandbox: SandboxState) -> dict[str, object]:
+        account = self.ledger.sandboxes.get(sandbox.id)
+        return {"proof": None if account is None else account.data()}
+
+    def _metrics(self, view: NodeView, per_sandbox: bool) -> Iterable[Metric]:
+        from vmpin.features.proof.proof_metrics import families
+
+        return families(self.ledger, view, per_sandbox)
+
+    def close(self) -> None:
+        """Take the last sample, and write the books."""
+        if self.sampler is not None:
+            try:
+                self.sampler.close()
+            except Exception as err:  # whatever it is, the watcher ends in order
+                logger.error("the last sample failed: %r", err)
+        if self._books is not None:
+            self._books.close()
+
+
+def part_of(node_state: NodeState, owned: Callable[[], bool], parts: Callable[[], Iterable[WatcherPart]],
+            pause: Callable[[], float]) -> WatcherPart:
+    """Return the part of a watcher that samples. :param owned: as Sampling's. :param parts: all of the watcher's.
+    :param pause: seconds for which it waits for the runtime's list."""
+    async def listen(sampler: Sampler) -> RunListener | None:
+        make = next(present(part.listen for part in parts()), None)
+        return None if make is None else await make(sampler)
+
+    async def run() -> None:
+        """Sample after the runtime's list: what that loads takes long, and no container waits for it."""
+        await asyncio.sleep(pause())
+        await sampling.run()
+
+    sampling = Sampling(node_state, owned, listen)
+    return sampling.part(run)
+
+
+def _goes_on(sampler: Sampler, seconds: float) -> bool:
+    return sampler.listener is not None and sampler.listener.go_on(seconds)
+
+
+def sample_seconds(config: Config) -> float:
+    """Seconds between samples; 0 for never."""
+    return float(config.of_features["proof"].sample_seconds)

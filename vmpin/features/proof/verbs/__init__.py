@@ -1,0 +1,1 @@
+"""What the proof adds to `vmpin verify`."""

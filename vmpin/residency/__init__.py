@@ -1,1 +1,0 @@
-"""Where the VMs' threads ran: samples of them over time, and the books of these."""
