@@ -40,6 +40,8 @@ _EDGE_KIND = "EdgeCore"
 ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
 COMMAND_LINE = "the command line"
 _RANCHER = ("k3s", "rke2")
+#: Older versions of k3s set it themselves, to the directory of their programs (cmd/k3s/main.go, stageAndRun).
+_ASSETS = re.compile(r"/data/[0-9a-f]{64}/?$")
 _KUBELET_ARG = "kubelet-arg"
 _ARGS_FILE = "kubelet-args-file"
 _MICROK8S = "/var/snap/microk8s"
@@ -202,7 +204,8 @@ class _Service(NamedTuple):
 
     def data_directory(self) -> str:
         values = [value for value, _ in self.configured.get("data-dir", ())]
-        return (flag(self.argv, "data-dir", "d") or "".join(values[-1:]) or _variable(self.program, "DATA_DIR")
+        variable = _ASSETS.sub("", _variable(self.program, "DATA_DIR"))
+        return (flag(self.argv, "data-dir", "d") or "".join(values[-1:]) or variable
                 or f"/var/lib/rancher/{self.program.name}")
 
     def flags(self) -> list[KubeletFlag]:

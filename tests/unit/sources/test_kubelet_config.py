@@ -361,9 +361,10 @@ def test_a_unit_without_the_service_says_nothing(tmp_path: Path, text: str) -> N
     assert flags(tmp_path, "etc/\n", Program(5, "k3s", ["k3s server"])) == []
 
 
-def test_the_environment_of_k3s_names_its_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["/data", f"/data/data/{'0f' * 32}"])
+def test_the_environment_of_k3s_names_its_configuration(tmp_path: Path, data: str) -> None:
     program = Program(5, "rke2", ["rke2", "agent", "--config=/srv/other.yaml"], {
-        "RKE2_CONFIG_FILE": "/srv/own.yaml", "RKE2_DATA_DIR": "/data", "K3S_DATA_DIR": "/gone"})
+        "RKE2_CONFIG_FILE": "/srv/own.yaml", "RKE2_DATA_DIR": data, "K3S_DATA_DIR": "/gone"})
     tree = f"""
         srv/own.yaml = kubelet-arg: [a=1]
         srv/other.yaml = kubelet-arg: [a=2]
