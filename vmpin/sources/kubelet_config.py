@@ -44,6 +44,7 @@ _RANCHER = ("k3s", "rke2")
 _ASSETS = re.compile(r"/data/[0-9a-f]{64}/?$")
 _KUBELET_ARG = "kubelet-arg"
 _ARGS_FILE = "kubelet-args-file"
+_PRINTS = (["--version"], ["--help"], ["-h"], ["version"])
 _MICROK8S = "/var/snap/microk8s"
 _VARIABLE = re.compile(r"\$\{?(SNAP_DATA|SNAP_COMMON)\}?")
 
@@ -70,9 +71,10 @@ def nodes_kubelet(proc: Procfs, files: Files, programs: Sequence[Program]) -> Ku
 
 
 def _kubelet(programs: Sequence[Program]) -> Program | None:
-    """The kubelet, or the program that contains it: RKE2 starts a kubelet by itself."""
+    """The kubelet, or the program that contains it: RKE2 starts a kubelet by itself. One that prints its version, for
+    a script, is none."""
     return next((program for program in sorted(programs, key=lambda program: program.name != "kubelet")
-                 if program.name in KUBELETS), None)
+                 if program.name in KUBELETS and program.argv[1:2] not in _PRINTS), None)
 
 
 def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:

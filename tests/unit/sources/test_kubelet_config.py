@@ -160,6 +160,15 @@ def test_a_kubelet_inside_a_distribution_is_read_as_that_starts_it(
     assert (made.directory, made.text("cpuManagerPolicy"), made.trouble) == (directory, policy, ())
 
 
+@pytest.mark.parametrize("flag", ["--version", "--help", "version"])
+@pytest.mark.parametrize("program", [
+    Program(5, "kubelet", ["kubelet", "--cpu-manager-policy=static"]),
+    Program(5, "k3s", ["k3s", "server", "--kubelet-arg=cpu-manager-policy=static"])])
+def test_a_kubelet_that_prints_its_version_is_none(tmp_path: Path, flag: str, program: Program) -> None:
+    made = found(tmp_path, "etc/\n", Program(3, "kubelet", ["/usr/bin/kubelet", flag]), program)
+    assert (made.pid, made.text("cpuManagerPolicy")) == (5, "static")
+
+
 def test_the_kubelet_that_rke2_starts_counts_and_not_rke2(tmp_path: Path) -> None:
     """pkg/executor/staticpod: it is a process of its own, with all of its flags."""
     made = found(tmp_path, "etc/rancher/rke2/config.yaml = kubelet-arg: [cpu-manager-policy=none]\n",
