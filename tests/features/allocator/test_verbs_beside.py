@@ -67,7 +67,7 @@ def test_help_lists_it_where_cpus_are_given_out(mode: str, there: bool, capsys: 
     assert ("\n    alloc " in capsys.readouterr().out) == there
 
 
-@pytest.mark.parametrize("words", [[], ["list"], ["set", "shop", "policy=none"]], ids=" ".join)
+@pytest.mark.parametrize("words", [[], ["set", "shop", "policy=none"]], ids=" ".join)
 def test_where_no_cpus_are_given_out_it_says_what_would(words: list[str], tmp_path: Path,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--config", "/dev/null", "--set", f"paths.run={tmp_path}"]
@@ -81,8 +81,7 @@ def test_where_no_cpus_are_given_out_it_says_what_would(words: list[str], tmp_pa
 
 
 @pytest.mark.parametrize(("words", "output", "watch"), [
-    ("alloc", "table", None), ("alloc list", "table", None), ("alloc -o wide", "wide", None),
-    ("alloc list -o wide", "wide", None), ("alloc -o json list", "json", None), ("alloc -w list", "table", 2.0),
+    ("alloc", "table", None), ("alloc -o wide", "wide", None), ("alloc -w", "table", 2.0),
     ("alloc -w -o json set a policy=none", "json", None), ("alloc set a policy=none -o json", "json", None)])
 def test_an_option_may_stand_before_and_after_the_action(words: str, output: str, watch: float | None) -> None:
     line = without_seconds(words.split())

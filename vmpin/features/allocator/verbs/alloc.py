@@ -20,7 +20,7 @@ from vmpin.status.pod_arguments import NamedSandbox
 _ABOUT = """\
 The CPUs that vmpin itself gives out (allocate.mode): which container has which, since when, and by which annotation;
 what is free, by NUMA node; and which requests were refused, with the reason. The running watcher answers. `vmpin alloc
-set` changes what a running container has; without an action, and with `list`, the CPUs are shown.
+set` changes what a running container has.
 """
 
 _EXAMPLES = """\
@@ -36,17 +36,11 @@ it ends, and its next container uses them first)
 
 
 def add_parser(verbs: Verbs) -> None:
-    summary = "show which container was given which CPUs, and what was refused"
-    parser = verb(verbs, "alloc", summary, run, about=_ABOUT, epilog=_EXAMPLES)
-    actions = parser.add_subparsers(metavar="ACTION", title="actions")
-    for shown in parser, verb(actions, "list", f"{summary} (without an action, too)", run):
-        watch_flag(shown)
-        output_flag(shown, ("table", "wide", "json", "yaml"))
-    alloc_set.add_parser(actions)
-    for action in actions.choices.values():
-        for option in action._actions:
-            if option.dest in ("output", "watch"):
-                option.default = argparse.SUPPRESS  # the option may stand before the action
+    parser = verb(verbs, "alloc", "show which container was given which CPUs, and what was refused", run, about=_ABOUT,
+                  epilog=_EXAMPLES)
+    watch_flag(parser)
+    output_flag(parser, ("table", "wide", "json", "yaml"))
+    alloc_set.add_parser(parser.add_subparsers(metavar="ACTION", title="actions"))
 
 
 def run(args: argparse.Namespace) -> int:

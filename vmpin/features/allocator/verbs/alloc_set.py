@@ -37,6 +37,9 @@ def add_parser(actions: Verbs) -> None:
     namespace_flag(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
     output_flag(parser, ("text", "json"))
+    for option in parser._actions:
+        if option.dest == "output":
+            option.default = argparse.SUPPRESS  # it may stand before the action
     parser.set_defaults(watch=None)  # which stands before the action, and is of the list alone
 
 
