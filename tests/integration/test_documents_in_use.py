@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from real_containerd import VM, Containerd
 from real_node import Node
 from waiting import wait
 
+from vmpin.cli.main import main
 from vmpin.cpuset import CpuSet
 
 pytest_plugins = ["given"]
@@ -36,16 +39,22 @@ COMMANDS = [
 
 
 def documents(node: Node, commands: Sequence[str], argument: str = "") -> dict[str, Any]:
-    """What each command printed, checked; the last document of each."""
+    """What each command printed, checked; the last document of each. In this process: each would start another
+    Python, and tests/integration/test_cli_node.py starts them."""
     found = {}
     for command in commands:
         words = [argument if word == "PODARG" else word for word in command.split()] + ["-o", "json"]
-        done = node.cli(*words)
+        raw = io.BytesIO()
+        with contextlib.redirect_stdout(io.TextIOWrapper(raw, "utf-8")), \
+                contextlib.redirect_stderr(io.StringIO()) as err:
+            code = main(["--config", str(node.config), *words])
+            sys.stdout.flush()
+            text = raw.getvalue().decode()
         name = name_of(words)
         assert name is not None
-        assert done.returncode in (0, 1, 3), (command, done.stdout, done.stderr)
-        assert done.stdout, (command, done.stderr)
-        for document in done.stdout.splitlines() if name == "top" else [done.stdout]:
+        assert code in (0, 1, 3), (command, text, err.getvalue())
+        assert text, (command, err.getvalue())
+        for document in text.splitlines() if name == "top" else [text]:
             found[command] = json.loads(document)
             checked(name, found[command])
     return found

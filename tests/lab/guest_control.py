@@ -26,7 +26,10 @@ _THREADS = """
 import sys, threading, time
 def spin():
     while True:
-        pass
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+        time.sleep(0.03)
 for _ in range(int(sys.argv[1])):
     threading.Thread(target=spin).start()
 time.sleep(1e6)
@@ -37,7 +40,7 @@ WORK: dict[str, list[str]] = {
     "idle": ["/bin/busybox", "sleep", "1000000"],
     # A child is born every twentieth of a second, and lives as long.
     "forks": ["/bin/busybox", "sh", "-c", "while :; do /bin/busybox sleep 0.05; done"],
-    # Threads that take turns, as is Python's way: together they are as busy as one, on any of their CPUs.
+    # Threads that run a quarter of the time, on any of their CPUs: the build machine's are needed for others, too.
     "threads": [*_PYTHON, _THREADS],
 }
 
