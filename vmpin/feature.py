@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from vmpin.host.sysfs import Sysfs
     from vmpin.reconcile.nic_nodes import NicFinder
     from vmpin.reconcile.view import NodeView
-    from vmpin.scenario.node_scenario import ScenarioPart
-    from vmpin.scenario.scenario_reader import ScenarioValues
+    from vmpin.scenario.scenario_values import ScenarioPart, ScenarioValues
     from vmpin.sources.nri.nri_events import CpuDecider, NriEvent
     from vmpin.status.health import SourceHealth
     from vmpin.status.pod_arguments import NamedSandbox
@@ -78,6 +77,7 @@ class ScenarioKeys(Parts):
     read: Callable[[ScenarioValues, Mapping[str, object], Topology], ScenarioPart]
     #: Reads this machine, with all that the keys need, for a scenario without a topology.
     topology: Callable[[Sysfs], Topology]
+    help: str  #: A scenario with them, for the help of `vmpin plan`.
 
 
 class Comparison(Parts):
@@ -188,7 +188,7 @@ class Feature(Parts):
     #: or None.
     options: Callable[[str, ArgumentParser], None] | None = None
     watch: Callable[[Watcher], WatcherPart | None] | None = None
-    #: Keys of scenarios (`vmpin plan --scenario`).
+    #: Keys of scenarios.
     scenario: ScenarioKeys | None = None
     #: Which CPUs the pool and containers have where it gives them out, for `vmpin map`; None where it does not. This
     #: and the next three ask the watcher.
@@ -220,6 +220,9 @@ class Feature(Parts):
     cpu_notes: Callable[[Document], Mapping[int, Sequence[str]]] | None = None
     #: A few words about a sandbox's entry, for the legend of `vmpin map`; "" for nothing.
     legend: Callable[[Document], str] | None = None
+    #: Prints the map of a node. (a status document, the topology, which CPUs are given out, the node's name, text
+    #: or json)
+    show_map: Callable[[Document, Topology, HeldCpus | None, str, str], None] | None = None
     #: Facts for its checks beside those of every node (`NodeFacts.of_features`), as JSON can hold them. (the
     #: configuration, the mount of the node's file system)
     facts: Callable[[Config, Path], Document] | None = None

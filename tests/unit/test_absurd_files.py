@@ -17,7 +17,6 @@ from absurd_values import TOML, YAML, absurd_json, absurd_lines, absurd_texts, s
 from saved_states import BOOT, SAMPLE
 
 from vmpin.bounded import load_json
-from vmpin.cli import scenario_file
 from vmpin.config import loading
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import ConfigError, SourceError
@@ -126,30 +125,6 @@ def test_vmpins_own_configuration(document: str, tmp_path: Path) -> None:
     spoil(load, [*absurd_lines(document, YAML, ":"), *absurd_texts()], ConfigError)
 
 
-def test_a_scenario(tmp_path: Path) -> None:
-    path = tmp_path / "scenario.yaml"
-
-    def load(raw: bytes) -> object:
-        path.write_bytes(raw)
-        return scenario_file.load(path)
-
-    document = ("topology:\n  online: 0-3\nshared_pool: 0-1\nsandboxes:\n  - id: pod\n    vcpus: 2\n    containers:\n"
-                "      - id: app\n        cpuset: 2-3\n")
-    load(document.encode())
-    spoil(load, [*absurd_lines(document, YAML, ":"), *absurd_texts()], ConfigError)
-
-
-def test_an_earlier_plan(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-
-    def load(raw: bytes) -> object:
-        path.write_bytes(raw)
-        return scenario_file.load_previous(path)
-
-    plan = {"sandboxes": [{"id": "pod", "mask": "0-3", "vcpus": [{"id": 0, "cpus": "1", "container": "c1"}]}]}
-    spoil(load, [*absurd_json(plan), *absurd_texts()], ConfigError)
-
-
 def test_the_kubelets_configuration(tmp_path: Path) -> None:
     path = tmp_path / "k.yaml"
     document = ("kind: KubeletConfiguration\ncpuManagerPolicy: static\ncpuManagerReconcilePeriod: 5s\n"
@@ -221,11 +196,3 @@ def test_a_number_of_base_60_costs_no_more_than_its_length(tmp_path: Path) -> No
         path.write_text("watch:\n  resync_seconds: 1" + ":30" * 100_000 + tail + "\n")
         with pytest.raises(ConfigError, match=r"a number of base 60 with 30000[13] characters, at most 40"):
             loading.load(path, {}, {})
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n", "{}"])
-def test_an_empty_scenario_is_none(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "scenario.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="is empty: a scenario has"):
-        scenario_file.load_scenario(path)

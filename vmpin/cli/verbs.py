@@ -47,7 +47,6 @@ _EXAMPLES = """\
 a first look, on any node:
   vmpin status               the sandboxes, and where their threads may run
   vmpin plan                 the changes that vmpin would make, without making them
-  vmpin plan --scenario F    the same for a node described in a file
 in service:
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
   vmpin unpin SANDBOX        restore the masks that its threads had before vmpin (--every: each sandbox's)

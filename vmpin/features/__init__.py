@@ -3,6 +3,8 @@
 NAMES = (
     # Before others: its checks come first.
     "doctor",
+    # Before those whose keys it reads.
+    "scenarios",
     "allocator",
     "installer",
     "logs",

@@ -1,1 +1,1 @@
-"""Scenarios: a node described in YAML, placed by the rules that the watcher uses. Pure: it reads no file."""
+"""Scenarios: a node described in YAML, placed by the rules that the watcher uses. What features read of one."""

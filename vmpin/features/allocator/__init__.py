@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.topology import Topology
     from vmpin.host.sysfs import Sysfs
-    from vmpin.scenario.node_scenario import ScenarioPart
-    from vmpin.scenario.scenario_reader import ScenarioValues
+    from vmpin.scenario.scenario_values import ScenarioPart, ScenarioValues
 
 
 #: What it adds to the end of other verbs' help.
@@ -37,14 +36,6 @@ set that would still fit
 """, "verify": """\
 where vmpin gives out the CPUs (allocate.mode: on), the watcher also compares the cgroup of each container that is in
 no VM with what it was given
-""", "plan": """\
-a scenario where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool and sandboxes:
-  allocate: {reserved: "0"}
-  pods:
-    - pod: shop/web
-      containers: [{container: web, cpus: 2, policy: exclusive}]
-  events:
-    - create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}
 """}
 
 
@@ -189,7 +180,17 @@ def _checks() -> Sequence[Check]:
                   allocation)]
 
 
-_SCENARIO = ScenarioKeys(names=("allocate", "pods", "events"), read=_read_scenario, topology=_topology)
+_SCENARIO_HELP = """\
+a scenario where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool and sandboxes:
+  allocate: {reserved: "0"}
+  pods:
+    - pod: shop/web
+      containers: [{container: web, cpus: 2, policy: exclusive}]
+  events:
+    - create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}
+"""
+_SCENARIO = ScenarioKeys(help=_SCENARIO_HELP, names=("allocate", "pods", "events"), read=_read_scenario,
+                         topology=_topology)
 FEATURE = Feature(name="allocator", sections=_sections, fixed=("allocate",),
                   authority=_authority, files=_files, give_back=_give_back, watch=_watch,
                   verbs={"alloc": "vmpin.features.allocator.verbs.alloc"},

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.features.allocator.grants.allocation_options import AllocationOptions, GroupRule
-    from vmpin.scenario.scenario_reader import ScenarioValues
+    from vmpin.scenario.scenario_values import ScenarioValues
 
 _ALIGNMENT = values.one_of("node", "cache", "core", "socket", "node!", "cache!", "core!", "socket!")
 _MODES = values.one_of("off", "observe", "on")

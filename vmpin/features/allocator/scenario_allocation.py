@@ -27,7 +27,7 @@ from vmpin.features.allocator.ledger_holders import held_cpus
 from vmpin.features.allocator.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 from vmpin.features.allocator.search.best_set import best_part
 from vmpin.features.allocator.search.cost_tables import cost_order
-from vmpin.scenario.node_scenario import PlayedPart
+from vmpin.scenario.scenario_values import PlayedPart
 
 #: Microseconds: the kubelet's (cpu.cfs_period_us).
 _PERIOD = 100_000

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.scenario.scenario_reader import ScenarioValues
+from vmpin.scenario.scenario_values import ScenarioValues
 
 #: Annotations' short names: `policy` is `cpu-policy.vmpin.io`.
 _WISHES = ("policy", "align", "smt", "kind", "near", "spare")

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vmpin.feature import Feature
+from vmpin.feature import Document, Feature
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
+
+    from vmpin.domain.held_cpus import HeldCpus
+    from vmpin.domain.topology import Topology
 
 _EXAMPLE = "  vmpin map                  a picture of the node's CPUs, their owners and the threads on them\n"
 
@@ -18,4 +21,11 @@ def _options(verb: str, parser: ArgumentParser) -> None:
         parser.epilog = parser.epilog.replace("in service:\n", f"{_EXAMPLE}in service:\n", 1)
 
 
-FEATURE = Feature(name="map", verbs={"map": "vmpin.features.map.verbs"}, options=_options)
+def _show(document: Document, topology: Topology, held: HeldCpus | None, node: str, output: str) -> None:
+    from vmpin.features.map.node_map import picture
+    from vmpin.features.map.verbs import show
+
+    show(picture(document, topology, held, node), output)
+
+
+FEATURE = Feature(name="map", verbs={"map": "vmpin.features.map.verbs"}, options=_options, show_map=_show)

@@ -5,23 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vmpin.cli.control_client import Document, status_document
 from vmpin.cli.output import print_data, print_styled
-from vmpin.cli.this_program import about_this_node
 from vmpin.cli.verbs import Verbs, direct_flag, only_namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.domain.terminal import printable
-from vmpin.errors import UsageError
 from vmpin.feature import features, inspect_vms, present
 from vmpin.features.map.node_map import Picture, picture
 from vmpin.host.sysfs import Sysfs
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
-    from vmpin.placement.ownership import Collision, Node, Ownership
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
@@ -33,7 +29,6 @@ _EXAMPLES = """\
 examples:
   vmpin map
   vmpin map -n demo                   only the VMs of one namespace
-  vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format
   vmpin map -o json | jq -r '.owners[] | [.letter, .title, .cpus] | @tsv'
 """
 
@@ -43,18 +38,11 @@ def add_parser(verbs: Verbs) -> None:
                   epilog=_EXAMPLES)
     only_namespace_flag(parser)
     direct_flag(parser)
-    parser.add_argument("--scenario", metavar="FILE", help=about_this_node(
-        "draw the node described in this YAML file, as vmpin would place it"))
     watch_flag(parser)
     output_flag(parser, ("text", "json"))
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.scenario is not None:
-        if args.namespace:
-            raise UsageError("--scenario does not go with -n", "its sandboxes are in no namespace")
-        show(_planned_picture(Path(args.scenario)), args.output)
-        return 0
     config = usable_config(args)
     document = status_document(config, direct=args.direct)
     if args.namespace:
@@ -79,42 +67,6 @@ def picture_of(config: Config, document: Mapping[str, Any], direct: bool, node_n
     answers = () if direct else present(feature.held_cpus for feature in features())
     held = next(present(held_cpus(config) for held_cpus in answers), None)
     return picture(document, Sysfs(config.paths.sys).topology(), held, node_name)
-
-
-def _planned_picture(path: Path) -> Picture:
-    """The node of a scenario; where CPUs are given out, with their holders. :raises ConfigError:"""
-    from vmpin.cli.scenario_file import load_scenario
-    from vmpin.scenario.node_scenario import place_scenario
-    scenario = load_scenario(path)
-    outcome = place_scenario(scenario)
-    held = next(present(part.played().held for part in scenario.of_features.values()), None)
-    return picture(_planned_node(outcome.data()["sandboxes"], scenario.node, outcome.own, outcome.collisions),
-                   scenario.node.topology, held, path.name)
-
-
-def _planned_node(sandboxes: Iterable[Mapping[str, Any]], node: Node, own: Ownership,
-                 collisions: Iterable[Collision]) -> dict[str, Any]:
-    """Return the document of a planned node, as a map takes it.
-    :param sandboxes: as `vmpin plan --scenario -o json` prints them. Planned masks stand for those in the kernel; a
-        role without a mask is left as it is, and not drawn."""
-    from vmpin.status.document import node_data
-    owners = {(name, container): {"kind": "vm"} for name, claim in own.claims.items()
-              for container, _ in claim.exclusive}
-    return {"node": node_data(node, own, collisions, owners),
-            "sandboxes": [{"id": sandbox["id"], "pod": None, "vmm": {}, "mask": sandbox["mask"],
-                           "verdict": sandbox["verdict"],
-                           "containers": [{"id": container["id"], "name": container["id"]}
-                                          for container in sandbox["containers"]],
-                           "threads": [*_threads(sandbox)]} for sandbox in sandboxes]}
-
-
-def _threads(sandbox: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    for vcpu in sandbox["vcpus"]:
-        yield {"role": "vcpu", "vcpu": vcpu["id"], "actual": vcpu["cpus"] or ""}
-    for thread in sandbox["iothreads"]:
-        yield {"role": "iothread", "vcpu": None, "actual": thread["cpus"] or ""}
-    for role in ("vhost", "emulator"):
-        yield {"role": role, "vcpu": None, "actual": sandbox[role] or ""}
 
 
 def show(picture: Picture, output: str) -> None:

@@ -12,9 +12,9 @@ from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError, SourceError
 from vmpin.feature import features, present
+from vmpin.features.scenarios.node_scenario import Scenario
+from vmpin.features.scenarios.scenario_reader import read_previous, read_scenario
 from vmpin.host.sysfs import Sysfs
-from vmpin.scenario.node_scenario import Scenario
-from vmpin.scenario.scenario_reader import read_previous, read_scenario
 
 MAX_PLAN = 64 << 20  #: Bytes: a plan of a full node has some 2 MB.
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from scenario_example import EXAMPLE
 
-from vmpin.cli import scenario_file
 from vmpin.errors import ConfigError
+from vmpin.features.scenarios import scenario_file
 
 
 def refusal(tmp_path: Path, text: str | bytes) -> str:

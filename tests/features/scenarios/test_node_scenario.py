@@ -8,14 +8,14 @@ from typing import Any
 
 from scenario_example import EXAMPLE
 
-from vmpin.cli import scenario_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.domain.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.topology import Topology
+from vmpin.features.scenarios import scenario_file
+from vmpin.features.scenarios.node_scenario import Scenario, place_scenario
 from vmpin.placement.rules import UNMANAGED
-from vmpin.scenario.node_scenario import Scenario, place_scenario
 
 OUTCOME = """
 {"sandboxes": [{"id": "pod-a", "mask": "0-3,8-9", "verdict": "pinned", "reasons": [],

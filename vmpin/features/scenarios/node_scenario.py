@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.held_cpus import HeldCpus
 from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement, Previous
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.placement.rulings import inferred
-
-
-class PlayedPart(NamedTuple):
-    """The outcome of a feature's part of a scenario."""
-
-    members: Mapping[str, Any]  #: Of the document that `vmpin plan --scenario -o json` prints.
-    lines: Sequence[str]  #: Of its text.
-    refused: bool  #: Something cannot be as the scenario has it.
-    held: HeldCpus | None  #: Which CPUs containers have then.
-
-
-class ScenarioPart(Protocol):
-    """What a feature's keys describe in a scenario."""
-
-    def played(self) -> PlayedPart: ...
+from vmpin.scenario.scenario_values import ScenarioPart
 
 
 class ScenarioSandbox(NamedTuple):

@@ -10,9 +10,9 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.policy import Policy
 from vmpin.domain.topology import Topology
+from vmpin.features.scenarios.node_scenario import Scenario, ScenarioSandbox, place_scenario
 from vmpin.placement.ownership import Node
 from vmpin.placement.rules import PlacementRequest
-from vmpin.scenario.node_scenario import Scenario, ScenarioSandbox, place_scenario
 
 #: The vCPUs of each node of the guest.
 GUESTS = [(1,), (2,), (1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 1, 1), (1, 1, 2)]

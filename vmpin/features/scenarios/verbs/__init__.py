@@ -1,0 +1,1 @@
+"""What scenarios add to `vmpin plan` and `vmpin map`."""
