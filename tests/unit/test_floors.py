@@ -6,6 +6,7 @@ A new package gets its floor here; docs and the package's own docstring describe
 from __future__ import annotations
 
 import ast
+import symtable
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -284,6 +285,24 @@ def test_the_hook_needs_the_standard_library_and_python_3_9_alone() -> None:
     path = data_files.path("hooks/vmpin-hook")
     assert {name.partition(".")[0] for name in imports(path)} <= sys.stdlib_module_names
     ast.parse(path.read_bytes(), feature_version=(3, 9))
+
+
+def shadowed(table: symtable.SymbolTable) -> Iterator[tuple[int, str]]:
+    """Lines and names of comprehensions in a function that bind a name which the function has from an outer one."""
+    for inner in table.get_children():
+        yield from shadowed(inner)
+        if (isinstance(table, symtable.Function) and isinstance(inner, symtable.Function)
+                and inner.get_name() in ("listcomp", "setcomp", "dictcomp")):
+            yield from ((inner.get_lineno(), name) for name in {*table.get_frees()} & {*inner.get_locals()})
+
+
+def test_no_comprehension_takes_a_name_that_its_function_has_from_an_outer_one() -> None:
+    """Python 3.12 and 3.13 make the comprehension a part of the function, whose other comprehensions and lambdas then
+    find the name without a value (NameError)."""
+    code = "def f(a):\n def g(b): return tuple(a for _ in b), [a for a in b]\n return g"
+    assert [*shadowed(symtable.symtable(code, "", "exec"))] == [(2, "a")]
+    assert [(module, *place) for module, path in MODULES.items()
+            for place in shadowed(symtable.symtable(path.read_text("utf-8"), module, "exec"))] == []
 
 
 def test_what_comes_from_outside_stays_in_its_place() -> None:

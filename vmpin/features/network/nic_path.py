@@ -101,8 +101,8 @@ class _Walk:
         namespace = self.namespaces[place.namespace]
 
         def unvisited(indices: tuple[int, ...], by: str) -> list[tuple[_Place, str]]:
-            places = dict.fromkeys(_Place(place.namespace, index) for index in indices if index in namespace.links)
-            return [(place, by) for place in places if place not in self.visited]
+            following = dict.fromkeys(_Place(place.namespace, index) for index in indices if index in namespace.links)
+            return [(step, by) for step in following if step not in self.visited]
 
         lower, note = self._lower(place, link)
         for branches in (unvisited(namespace.redirects.get(place.ifindex, ()), "redirect"),
