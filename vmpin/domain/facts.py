@@ -6,33 +6,18 @@ of the bundle.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet
 
-#: In place of a value that may be a secret.
-LEFT_OUT = "<left out>"
-#: Kernel parameters for CPUs, cgroups and virtualisation: their values are no secrets.
-_HARMLESS = frozenset((
-    "isolcpus", "nohz_full", "nohz", "rcu_nocbs", "rcu_nocb_poll", "irqaffinity", "kthread_cpus", "skew_tick", "tsc",
-    "nosmt", "maxcpus", "nr_cpus", "possible_cpus", "mitigations", "numa", "numa_balancing", "preempt", "threadirqs",
-    "hugepages", "hugepagesz", "default_hugepagesz", "transparent_hugepage", "cgroup_disable", "cgroup_enable",
-    "cgroup_no_v1", "cgroup_memory", "systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller",
-    "systemd.cpu_affinity", "tuned.non_isolcpus", "intel_idle.max_cstate", "processor.max_cstate", "intel_pstate",
-    "amd_pstate", "idle", "cpuidle.off", "nosoftlockup", "nmi_watchdog", "sched_domains", "workqueue.unbound_cpus",
-    "kvm.nx_huge_pages", "kvm_intel.nested", "kvm_amd.nested", "intel_iommu", "amd_iommu", "iommu", "quiet", "debug",
-    "panic", "selinux", "apparmor", "audit", "psi", "schedstats", "delayacct"))
 #: The kinds of daemons that give out CPUs by themselves.
 ALLOCATORS = frozenset(("balloons", "topology-aware", "nri-policy", "koordinator", "crane", "cri-resmgr",
                         "dra-driver-cpu", "katalyst", "cpu-pooler"))
 #: The directory of hooks that CRI-O reads by default (1.37, pkg/config/config.go:1239); a --hooks-dir on its command
 #: line has no effect.
 CRIO_DEFAULT = "/usr/share/containers/oci/hooks.d"
-#: One parameter of a kernel's command line; blanks in quotes do not end it (lib/cmdline.c: next_arg).
-_PARAMETER = re.compile(r'(?:"[^"]*(?:"|$)|[^\s"])+')
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class Kernel:
 
     release: str = ""
     version: tuple[int, int] | None = None
-    parameters: tuple[str, ...] = ()  #: Of its command line, by kernel_parameters.
+    parameters: tuple[str, ...] = ()  #: Of its command line, without secrets.
     schedstat: bool = False  #: Whether /proc/PID/schedstat is there (CONFIG_SCHED_INFO).
     kvm_debugfs: bool = False  #: Whether KVM's debugfs is mounted and can be read.
 
@@ -331,22 +316,3 @@ class NodeFacts:
         node = self.status.get("node")
         cpus: CpuSet = CpuSet.parse(node[name]) if node else getattr(self.checkpoint, name, EMPTY)
         return cpus
-
-
-def kernel_parameters(line: str) -> list[str]:
-    """The parameters of a kernel command line, without values that may be secret, and without those of init after
-    `--`. Known names are spelled with underscores: the kernel does not tell them from dashes (kernel/params.c)."""
-    parameters = []
-    for text in _PARAMETER.findall(line):
-        if text == "--":
-            parameters.append(f"-- {LEFT_OUT}")
-            break
-        name, equals, value = text.partition("=")
-        known = name.replace("-", "_")
-        if '"' in name:  # it is quoted as a whole
-            parameters.append(LEFT_OUT)
-        elif known in _HARMLESS:
-            parameters.append(f"{known}{equals}{value}")
-        else:
-            parameters.append(f"{name}={LEFT_OUT}" if equals else text)
-    return parameters

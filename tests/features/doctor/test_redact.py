@@ -7,8 +7,7 @@ from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.domain.facts import LEFT_OUT, kernel_parameters
-from vmpin.features.doctor.redact import cleaned, command_line
+from vmpin.features.doctor.redact import LEFT_OUT, cleaned, command_line, kernel_parameters
 
 
 def test_kernel_parameters_keep_their_values_only_where_these_are_known_to_be_harmless() -> None:

@@ -32,11 +32,11 @@ from vmpin.domain.facts import (
     RunDirectoryFacts,
     Tuned,
     WatcherFacts,
-    kernel_parameters,
 )
 from vmpin.domain.terminal import as_written
 from vmpin.errors import SourceError
 from vmpin.feature import features
+from vmpin.features.doctor.redact import kernel_parameters
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files

@@ -5,7 +5,21 @@ import re
 from collections.abc import Sequence
 
 from vmpin.bounded import load_json
-from vmpin.domain.facts import LEFT_OUT, kernel_parameters
+
+#: In place of a value that may be a secret.
+LEFT_OUT = "<left out>"
+#: Kernel parameters for CPUs, cgroups and virtualisation: their values are no secrets.
+_HARMLESS = frozenset((
+    "isolcpus", "nohz_full", "nohz", "rcu_nocbs", "rcu_nocb_poll", "irqaffinity", "kthread_cpus", "skew_tick", "tsc",
+    "nosmt", "maxcpus", "nr_cpus", "possible_cpus", "mitigations", "numa", "numa_balancing", "preempt", "threadirqs",
+    "hugepages", "hugepagesz", "default_hugepagesz", "transparent_hugepage", "cgroup_disable", "cgroup_enable",
+    "cgroup_no_v1", "cgroup_memory", "systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller",
+    "systemd.cpu_affinity", "tuned.non_isolcpus", "intel_idle.max_cstate", "processor.max_cstate", "intel_pstate",
+    "amd_pstate", "idle", "cpuidle.off", "nosoftlockup", "nmi_watchdog", "sched_domains", "workqueue.unbound_cpus",
+    "kvm.nx_huge_pages", "kvm_intel.nested", "kvm_amd.nested", "intel_iommu", "amd_iommu", "iommu", "quiet", "debug",
+    "panic", "selinux", "apparmor", "audit", "psi", "schedstats", "delayacct"))
+#: One parameter of a kernel's command line; blanks in quotes do not end it (lib/cmdline.c: next_arg).
+_PARAMETER = re.compile(r'(?:"[^"]*(?:"|$)|[^\s"])+')
 
 _SECRET = re.compile(r"pass(?:wd|phrase|code)?(?![a-z])|passw|secret|token|credential|private|initdata|cookie|bearer"
                      r"|auth(?:ori[sz]ation|entication)?(?![a-z])|signature|(?:api|access|shared|master|encryption)key"
@@ -123,3 +137,22 @@ def _plain(value: object) -> object:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return cleaned(value) if isinstance(value, str) else value
+
+
+def kernel_parameters(line: str) -> list[str]:
+    """The parameters of a kernel command line, without values that may be secret, and without those of init after
+    `--`. Known names are spelled with underscores: the kernel does not tell them from dashes (kernel/params.c)."""
+    parameters = []
+    for text in _PARAMETER.findall(line):
+        if text == "--":
+            parameters.append(f"-- {LEFT_OUT}")
+            break
+        name, equals, value = text.partition("=")
+        known = name.replace("-", "_")
+        if '"' in name:  # it is quoted as a whole
+            parameters.append(LEFT_OUT)
+        elif known in _HARMLESS:
+            parameters.append(f"{known}{equals}{value}")
+        else:
+            parameters.append(f"{name}={LEFT_OUT}" if equals else text)
+    return parameters
