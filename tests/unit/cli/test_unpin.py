@@ -120,7 +120,7 @@ def test_leaving_prints_what_features_gave_back(
 
 
 @pytest.mark.parametrize("name", [
-    "state.json", ".state.json.new", "state.json.bad", "originals.json", "proof", "hook.sock", "kept.json.bad"])
+    "state.json", ".state.json.new", "state.json.bad", "originals.json", "hook.sock", "kept.json.bad"])
 def test_a_directory_in_the_place_of_a_file_stays_and_is_named_and_the_rest_is_removed(
         machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str) -> None:
     monkeypatch.setattr(teardown, "features", lambda: [
