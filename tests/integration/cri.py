@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # it would complain about every process that is started
 
 import grpc
-import tenacity
 
 from vmpin.wire.protos import Messages
 
@@ -83,8 +83,15 @@ class Cri:
     def _end(self, method: str, **fields: Any) -> None:
         """A call that ends something, made again while it fails, as the kubelet does: one that meets the shim of a VM
         whose VMM was just killed fails with "ttrpc: closed"."""
-        tenacity.Retrying(retry=tenacity.retry_if_exception_type(CriError), stop=tenacity.stop_after_delay(_PATIENCE),
-                          wait=tenacity.wait_fixed(0.5), reraise=True)(self._call, method, **fields)
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                self._call(method, **fields)
+                return
+            except CriError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
     def version(self) -> str:
         """Of the runtime, such as 1.7.24."""

@@ -25,7 +25,7 @@ PACKAGES = (
     "qemu-system-x86", "runc", "crun", "containerd", "busybox-static", "irqbalance",
     "python3-pytest", "python3-yaml", "python3-rich", "python3-hypothesis", "python3-psutil",
     "python3-protobuf", "python3-grpcio", "python3-tenacity", "python3-prometheus-client",
-    # python3-jinja2 is not needed any more. It goes with the next change: each has the image built anew, in minutes.
+    # Neither tenacity nor jinja2 is needed any more. They go with the next change: each has the image built anew.
     "python3-pyroute2", "python3-jinja2",
 )
 #: Python packages that Debian does not have, for pip.

@@ -70,7 +70,7 @@ PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "d
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "rich": {"cli.output"},
-           "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
+           "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"},
            "argcomplete": {"features.shell.verbs.completion"},
            "prometheus_client": {"features.metrics.prometheus", "features.cluster.reporter_requests",
                                  "features.isolation.node_isolation", "features.proof.sampling"},

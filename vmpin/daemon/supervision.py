@@ -40,8 +40,7 @@ class SupervisedTasks:
             self._tasks[name].cancel()
 
     async def _supervise(self, name: str, source: Source) -> None:
-        """Run a source's task, and start it again when it ends. Not by host.retry, which would load tenacity in the
-        daemon's loop at the first error."""
+        """Run a source's task, and start it again when it ends."""
         pause = self._timeouts.restart
         while True:
             started = time.monotonic()

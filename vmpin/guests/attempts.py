@@ -1,6 +1,4 @@
-"""The pauses between attempts to reach a guest's agent, by what the attempt failed with.
-
-It loads tenacity (host.retry), so it is imported when there is a guest."""
+"""The pauses between attempts to reach a guest's agent, by what the attempt failed with."""
 
 import logging
 import random

@@ -1,8 +1,7 @@
-"""Retries of connections to a peer over a socket or a network, with tenacity's exponential backoff.
+"""Retries of connections to a peer over a socket or a network, with pauses that double.
 
-`Backoff` computes the pauses, for callers with a loop of their own. `repeat` is a task's whole retry loop. Importing
-this module loads tenacity and asyncio (some 50 ms), so callers import it at the first connection, not when the watcher
-starts. It is not for waiting for files or for the next resync.
+`Backoff` computes the pauses, for callers with a loop of their own. `repeat` is a task's whole retry loop. It is not
+for waiting for files or for the next resync.
 """
 
 from __future__ import annotations
@@ -14,13 +13,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from tenacity import AsyncRetrying, RetryCallState, wait_exponential
-
 #: The fraction by which each pause varies at random, so that many peers are not tried at the same moment.
 JITTER = 0.25
-
-#: The stateless owner that all RetryCallStates share; it takes 5 kB, and there may be thousands of states.
-_RETRYING = AsyncRetrying()
 
 
 class Wake(Protocol):
@@ -38,23 +32,23 @@ class Backoff:
     :param first: the first pause in seconds. :param last: the longest pause in seconds.
     :param steps: after this many attempts every pause is `last`; None: only when the doubling reaches it."""
 
-    __slots__ = ("_first", "_jitter", "_last", "_steps", "state")
+    __slots__ = ("_attempt", "_first", "_jitter", "_last", "_steps")
 
     def __init__(self, first: float, last: float, steps: int | None = None, jitter: float = JITTER) -> None:
         self._first, self._last, self._steps, self._jitter = first, last, steps, jitter
-        self.state = RetryCallState(_RETRYING, None, (), {})
+        self._attempt = 1  #: The number of the present one.
 
     def pause(self) -> float:
         """Count one failed attempt. :returns: how long to wait before the next one, in seconds."""
         seconds = self.seconds()
-        self.state.prepare_for_next_attempt()
+        self._attempt += 1
         varied = seconds * random.uniform(1 - self._jitter, 1 + self._jitter)
         return varied if varied <= self._last else 2 * self._last - varied
 
     def seconds(self) -> float:
         """The next pause before it is varied, in seconds."""
-        if self._steps is None or self.state.attempt_number <= self._steps:
-            return float(wait_exponential(multiplier=self._first, max=self._last)(self.state))
+        if self._steps is None or self._attempt <= self._steps:
+            return min(self._first * 2.0 ** min(self._attempt - 1, 64), self._last)
         return self._last
 
     def after(self, err: Exception) -> float:
@@ -68,11 +62,11 @@ class Backoff:
 
     def at_most(self, attempts: int) -> None:
         """Make the next pause no longer than the one after this many attempts."""
-        self.state.attempt_number = min(self.state.attempt_number, attempts)
+        self._attempt = min(self._attempt, attempts)
 
     def reset(self) -> None:
         """Start again with the first pause, after a connection that lasted."""
-        self.state.attempt_number = 1
+        self._attempt = 1
 
 
 async def repeat(attempt: Callable[[], Awaitable[None]], backoff: Backoff, wake: Wake, early: float) -> None:

@@ -211,7 +211,7 @@ class NriPlugin:
     def _pause(self, lasted: float) -> float:
         """The seconds until the next attempt. :param lasted: the duration of the last connection in seconds."""
         if self._backoff is None:
-            from vmpin.host.retry import Backoff  # loads tenacity, which a lasting connection does not need
+            from vmpin.host.retry import Backoff  # a lasting connection does not need it
 
             self._backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         if lasted > LAST_DELAY:

@@ -1,4 +1,4 @@
-"""Pauses of the reporter's loops: tenacity's backoff, in a thread that can be ended and woken."""
+"""Pauses of the reporter's loops: a backoff, in a thread that can be ended and woken."""
 
 from __future__ import annotations
 
