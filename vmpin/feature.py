@@ -63,9 +63,7 @@ class SocketRequest(Parts):
     answer: Callable[[dict[str, Any], SandboxId | None], dict[str, Any] | Awaitable[dict[str, Any]] | Stream]
     reading: bool = False  #: It changes nothing: the status socket, too, answers it, to members of watch.status_group.
     handed: bool = False  #: The status socket alone answers it.
-    largest: int = 0  #: Its most bytes, where it may have more than others; for one that is handed.
-    #: Called before its work, and for a request that is larger than others may be before that is parsed, whichever it
-    #: is. Raises WatcherError to refuse the work.
+    #: Called before its work. Raises WatcherError to refuse that.
     admit: Callable[[], None] | None = None
 
 

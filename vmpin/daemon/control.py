@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import TYPE_CHECKING, Any
 
 from vmpin.bounded import load_json
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
-from vmpin.feature import SocketRequest, WatcherPart, present, status_of
+from vmpin.feature import SocketRequest, present, status_of
 from vmpin.host.sockets import Stream
 from vmpin.status import collector
 from vmpin.status.collector import WatcherStatus, encoded
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
-#: The most bytes of a request, but for one of a feature that may have more (`SocketRequest.largest`).
+#: The most bytes of a request.
 MAX_REQUEST = 65536
 #: Operations that change nothing: members of watch.status_group may ask for them.
 READING = ("status",)
@@ -39,15 +39,11 @@ class Control:
     async def answer(self, raw: bytes, uid: int) -> bytes | Stream:
         """Answer one request: `op`, `sandbox` where it is about a single one, and what the operation needs."""
         try:
-            if large := len(raw) > MAX_REQUEST:
-                for admit in present(request.admit for request in self._of_features.values()
-                                     if request.largest > MAX_REQUEST):
-                    admit()
             request = load_json(raw)
             operation = request["op"]
             of_feature = self._of_features.get(operation)
             self._permit(operation, of_feature, uid)
-            if of_feature is not None and of_feature.admit is not None and not (large and of_feature.largest):
+            if of_feature is not None and of_feature.admit is not None:
                 of_feature.admit()
             name = request.get("sandbox")
             only = None if name is None else SandboxId(str(name))
@@ -116,11 +112,6 @@ class Control:
             touched = view.all_sandboxes() if only is None else [only]
             return collector.unpinning(view, touched, reconciler.restoring(touched), watcher.guests.managed(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)
-
-
-def largest_request(parts: Iterable[WatcherPart]) -> int:
-    """The bytes of the largest request that the status socket takes."""
-    return max([MAX_REQUEST, *(request.largest for part in parts for request in part.requests.values())])
 
 
 async def _answered(answer: dict[str, Any] | Awaitable[dict[str, Any]] | Stream) -> bytes | Stream:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vmpin.daemon import sd_notify
-from vmpin.daemon.control import MAX_REQUEST, Control, largest_request
+from vmpin.daemon.control import MAX_REQUEST, Control
 from vmpin.daemon.feeds import poll_pod_resources
 from vmpin.daemon.run_directory import Listener, RunDirectory
 from vmpin.daemon.supervision import Source, notify_watchdog
@@ -33,8 +33,8 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
     sources: dict[str, Source] = {
         "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, watcher.hooks.receive, line=False),
         "control": listening(directory.control, MAX_REQUEST, Control(watcher).answer, line=True),
-        "status": listening(directory.status, largest_request(watcher.parts.values()),
-                            Rationed(Control(watcher, reading=True).answer), True, may_read),
+        "status": listening(directory.status, MAX_REQUEST, Rationed(Control(watcher, reading=True).answer), True,
+                            may_read),
         "resync": partial(watcher.resync_regularly, directory), "recheck": watcher.passes.recheck,
         "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run}
     if config.watch.kubelet:
