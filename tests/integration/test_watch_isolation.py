@@ -7,7 +7,6 @@ upper one.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -118,9 +117,6 @@ def test_what_burns_an_exclusive_cpu_is_measured_named_and_advised_about(sampled
         assert max(map(len, text.splitlines())) <= 80
         assert sampled.cli("isolation", "--all", "--slo", "99.99").returncode == 1
         assert sampled.cli("isolation", vm.sandbox, "--slo", "0.001").returncode == 0
-        page = sampled.cli("isolation", vm.sandbox, "-o", "html").stdout
-        assert page.startswith("<!doctype html>")
-        assert not re.search(r"(src|href)=|https?://", page)
         metrics = sampled.data("status")  # the watcher goes on
         assert metrics["watcher"]
 

@@ -119,7 +119,7 @@ def test_switched_off_nothing_is_followed(node: FollowingNode) -> None:
     main = node.pod("web", policy="none").container("main", **WHOLE)
     uid = node.uid("web")
     before = node.ledger()
-    node.hand({uid: OWN})
-    node.hand({uid: OWN})
+    answer = json.loads(talk(node.run / "status" / "vmpin.sock", encode({uid: OWN})))
+    assert answer["hint"] == "allocate.live_annotations"
     assert node.ledger() == before
     assert main.cgroup_cpus() == str(node.all)

@@ -13,7 +13,7 @@ from vmpin.features.isolation.verbs.others_options import CLASSES
 
 @pytest.mark.parametrize(("words", "error"), [
     (["--others", "shop"], "without a SANDBOX"), (["--others", "-n", "shop"], "without -n"),
-    (["--others", "--since", "1h"], "without --since"), (["--others", "--tolerate", "x"], "without --tolerate"),
+    (["--others", "--since", "1h"], "without --since"), (["--others", "--tolerate", "1"], "without --tolerate"),
     (["--strict"], "go with --others"),
     (["--seconds", "0"], "go with --others"), (["--ignore", "host"], "go with --others")])
 def test_what_is_about_others_goes_with_others_alone(words: list[str], error: str,
