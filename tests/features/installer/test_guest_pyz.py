@@ -24,6 +24,7 @@ from lab.errors import LabError
 from need import lacking, need_root, need_tool, need_unshare
 
 import vmpin_agent
+from vmpin.cli.main import main
 from vmpin.features.installer import agent_zipapp
 from vmpin.protocol.messages import (
     ContainerVcpus,
@@ -65,6 +66,15 @@ def test_it_needs_the_standard_library_of_python_3_9_alone(name: str) -> None:
     ours = {name for name in imported if name.partition(".")[0] in ("vmpin", "vmpin_agent")}
     assert {name.partition(".")[0] for name in imported - ours} <= sys.stdlib_module_names
     assert {f"{name.replace('.', '/')}.py" for name in ours if "." in name} <= set(agent_zipapp.NAMES)
+
+
+def test_an_agent_that_cannot_be_written_is_a_command_that_cannot_be_carried_out(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["guest", "build", "-o", f"{tmp_path}/file/agent"]) == 2
+    assert capsys.readouterr().err.startswith(f"vmpin: cannot write {tmp_path}/file/agent: ")
+    assert main(["guest", "build", "-o", f"{tmp_path}/"]) == 2
+    assert "names no file to write" in capsys.readouterr().err
 
 
 def test_the_agent_is_of_this_version() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,6 @@ pytest_plugins = ["given_unit"]
 
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
-#: Each takes its last argument for a file to write.
-WRITERS = (["guest", "build", "-o"],)
 
 
 def started(how: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -50,22 +49,13 @@ def test_an_empty_path_is_not_the_current_directory(here: Path, capsys: pytest.C
     assert sorted(here.iterdir()) == before
 
 
-
-
-
 # Files
 
 
-@pytest.mark.parametrize("verb", WRITERS)
 @pytest.mark.parametrize("name", ["", ".", "..", "/", "none/", "none/.", "none/..", "other", "other/", "link"])
-def test_a_directorys_name_is_no_file_to_write(here: Path, capsys: pytest.CaptureFixture[str], verb: list[str],
-                                               name: str) -> None:
-    before = sorted(here.rglob("*"))
-    assert main([*verb, name]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith(f"vmpin: {name!r} names no file to write\n")
-    assert sorted(here.rglob("*")) == before
+def test_a_directorys_name_is_no_file_to_write(here: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(repr(name))} names no file to write"):
+        new_file(name)
 
 
 @pytest.mark.parametrize("name", ["new", "./new", "other/../new", "none/new", "link/new", "spec.json", "-"])
@@ -76,12 +66,6 @@ def test_any_other_name_is(here: Path, name: str) -> None:
 def test_standard_output_is_meant_where_a_directory_has_its_name(here: Path) -> None:
     (here / "-").mkdir()
     assert new_file("-") == "-"
-
-
-def test_an_agent_that_cannot_be_written_is_a_command_that_cannot_be_carried_out(
-        here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["guest", "build", "-o", "spec.json/agent"]) == 2
-    assert capsys.readouterr().err.startswith("vmpin: cannot write spec.json/agent: ")
 
 
 # Streams

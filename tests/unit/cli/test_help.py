@@ -82,7 +82,9 @@ def examples(text: str) -> list[str]:
 SOURCES = {command.name: command.epilog for command in grammar().commands}
 
 
-@pytest.mark.parametrize("words", [[], *([verb] for verb in verb_modules()), ["guest", "build"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [[], *([verb] for verb in verb_modules()), *[["guest", "build"]][:"guest" in verb_modules()]],
+    ids=" ".join)
 def test_the_help_fits_80_columns_and_breaks_no_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(words, capsys).splitlines()
     assert "  None" not in lines  # argparse's text for a missing one

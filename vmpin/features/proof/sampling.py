@@ -39,6 +39,7 @@ class Sampling:
     def __init__(self, node_state: NodeState, owned: Callable[[], bool] = lambda: True,
                  listen: Callable[[Sampler], Awaitable[RunListener | None]] | None = None) -> None:
         self._node_state, self._owned, self._listen = node_state, owned, listen
+        self._counters = node_state.counters
         self._view: NodeView = node_state
         self._reconfigured = asyncio.Event()
         self._settled = asyncio.Event()
@@ -58,7 +59,7 @@ class Sampling:
         if self._ledger is None:
             from vmpin.features.proof.residency_ledger import ResidencyLedger
 
-            self._ledger = ResidencyLedger(self._node_state.counters.drift)
+            self._ledger = ResidencyLedger(self._counters.drift)
         return self._ledger
 
     async def run(self) -> None:
