@@ -40,7 +40,7 @@ def add_parser(verbs: Verbs) -> None:
                   epilog=_EXAMPLES)
     watch_flag(parser)
     output_flag(parser, ("table", "wide", "json", "yaml"))
-    alloc_set.add_parser(parser.add_subparsers(metavar="ACTION", title="actions"))
+    alloc_set.add_parser(parser.add_subparsers(metavar="[ACTION]", title="actions"))
 
 
 def run(args: argparse.Namespace) -> int:

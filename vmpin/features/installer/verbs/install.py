@@ -13,7 +13,7 @@ examples:
 def add_parser(verbs: Verbs) -> None:
     summary = "install the watcher's service, or the OCI hook"
     parser = verbs.add_parser("install", help=summary, formatter_class=HelpFormatter, epilog=_EXAMPLES,
-                              description=f"{summary.capitalize()}. `vmpin uninstall` undoes both.")
+                              description=f"{summary[0].upper()}{summary[1:]}. `vmpin uninstall` undoes both.")
     global_options(parser)
     parts = parser.add_subparsers(metavar="PART", required=True, title="parts")
     for part in install_service, install_hook:

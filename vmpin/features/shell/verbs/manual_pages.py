@@ -63,8 +63,8 @@ def _page(command: Command, program: Command, version: str) -> str:
 def _synopsis(command: Command, whole: bool) -> str:
     """Return the synopsis in one line, which the reader's terminal breaks."""
     usage = re.sub(r"\s+", " ", command.usage)
-    actions = "" if whole else "|".join(action.name for action in command.commands)
-    return f"vmpin {command.name} {actions} ..." if actions else usage
+    actions = "|".join(action.name for action in command.commands)
+    return usage if whole else re.sub(r"\b(ACTION|PART)\b", actions, usage)
 
 
 def _lines(parameter: Parameter) -> list[str]:
