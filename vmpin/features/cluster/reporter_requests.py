@@ -108,5 +108,5 @@ def reporter_families(followers: int, pod_reports: int) -> Iterator[Metric]:
 
     yield GaugeMetricFamily("vmpin_followers", "Clients that follow the node's changes; vmpin reporter is one.",
                             followers)
-    yield CounterMetricFamily("vmpin_pod_reports", "Requests in which vmpin reporter described the node's pods.",
+    yield CounterMetricFamily("vmpin_pod_reports", "Requests in which vmpin reporter handed over annotations of pods.",
                               pod_reports)

@@ -1,1 +1,1 @@
-"""The cluster's verbs: `vmpin reporter`, and what status, verify and map do with --all-nodes."""
+"""The cluster's verbs: `vmpin reporter`, and what status and verify do with --all-nodes."""
