@@ -70,7 +70,7 @@ test: venv ## run the tests; with CI=true as root also those with guests, a node
 			.ci/install --unpack $(UNPACKED) $(UNPACKED_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS); \
 			echo "left out: guests, a node and a cluster (CI=true runs them, too, as root), long stories (make" \
-				"test-all); why a test is skipped stands at the end, in some ten minutes on two cores"; fi
+				"test-all); why a test is skipped stands at the end"; fi
 	@# Else each process that runs tests does it.
 	@[ -d tests/__pycache__ ] || .ci/logged "compiling the tests" \
 		$(BIN)/python -m pytest tests --collect-only -qq
