@@ -13,7 +13,7 @@ from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.guest_report import PENDING, ContainerReport, GuestReport
-from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
+from vmpin.domain.model import ContainerId, SandboxId, ThreadId, Vcpu, VcpuId
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.channels import Channel, ContestedVsock, VirtioSerial, Vsock, find_channels
@@ -42,8 +42,8 @@ class VmGuest:
         #: The inputs of the last `update`, kept by the manager to skip one with the same.
         self.seen: tuple[object, ...] = ()
         self._inputs: tuple[object, ...] = ()  #: What the map was last derived from.
-        #: The vCPUs and their hardware ids, and the threads that they were last derived from.
-        self._hardware: tuple[Mapping[ThreadId, VcpuId], dict[VcpuId, int], GuestVcpus] | None = None
+        #: The hardware ids of the vCPUs, and the vCPUs; and before them what they were last derived from.
+        self._hardware: tuple[Mapping[ThreadId, VcpuId], Sequence[Vcpu], dict[VcpuId, int], GuestVcpus] | None = None
         self.placed: Iterable[ContainerId] = ()
         #: Why no map can be made, "" if one can.
         self.trouble = ""
@@ -128,10 +128,10 @@ class VmGuest:
 
     def _vcpus(self, vm: Vm) -> tuple[dict[VcpuId, int], GuestVcpus]:
         """The hardware id of each vCPU, and the vCPUs; the command line of a VMM does not change."""
-        if self._hardware is None or self._hardware[0] != vm.vcpu_threads:
+        if self._hardware is None or self._hardware[:2] != (vm.vcpu_threads, vm.vcpus):  # threads may be of a file
             hw = hardware_ids(vm.type, vm.vmm.argv, (vcpu.id for vcpu in vm.vcpus))
-            self._hardware = dict(vm.vcpu_threads), hw, guest_vcpus(vm, hw)
-        return self._hardware[1:]
+            self._hardware = dict(vm.vcpu_threads), vm.vcpus, hw, guest_vcpus(vm, hw)
+        return self._hardware[2:]
 
     def adopt(self, containers: Iterable[ContainerId]) -> None:
         """Take these for containers that an earlier process may have given CPUs."""

@@ -210,6 +210,17 @@ def test_a_map_that_could_not_be_derived_is_derived_again(tmp_path: Path, monkey
     assert isinstance(guest.agent and guest.agent.wish, VcpuMap)
 
 
+def test_threads_that_an_earlier_watcher_identified_count_once_they_are_read(tmp_path: Path) -> None:
+    """The first reading may fail, for want of descriptors for instance: then the file's threads alone are known."""
+    node = Machine(tmp_path)
+    guest = VmGuest("vmpin-agent", node.vm, "", Procfs(), node.config(), lambda cid, sandbox: None)
+    unread = changed(node.vm, vcpus=(), vcpu_state=VcpuState.AWAITED)
+    guest.update(unread, node.placement, node.view.sandboxes[POD])
+    assert guest.trouble
+    guest.update(node.vm, node.placement, node.view.sandboxes[POD])
+    assert isinstance(guest.agent and guest.agent.wish, VcpuMap)
+
+
 async def test_an_update_of_three_hundred_unchanged_guests_costs_little(tmp_path: Path) -> None:
     node = Machine(tmp_path)
     vms, states, placements = {}, {}, {}
