@@ -233,7 +233,7 @@ def _function(files: Files, match: re.Match[str]) -> str:
     if match[1] == "exec" and arguments == ["uname", "-r"]:
         value = os.uname().release
     elif match[1] == "exec" and arguments[:1] == ["cat"] and len(arguments) == 2:
-        value = (_text(files, arguments[1]) or "")[:_LONGEST]
+        value = text[:_LONGEST] if (text := _text(files, arguments[1])) is not None else None
     elif match[1] == "virt_check" and len(arguments) == 2:
         value = arguments[0 if re.search(r"^flags.* hypervisor\b", _cpuinfo(), re.MULTILINE) else 1]
     elif match[1] == "regex_search_ternary" and len(arguments) == 4:
@@ -312,8 +312,10 @@ def _sections(files: Files, path: str) -> Mapping[str, Mapping[str, str]] | None
     parser = configparser.RawConfigParser(delimiters=("=",), inline_comment_prefixes=("#",), strict=False,
                                           allow_no_value=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
+    text = _text(files, path)
     try:
-        parser.read_string(_text(files, path) or "", path)
+        parser.read_string(text or "", path)
     except configparser.Error:
         return None
-    return {section: {key: value or "" for key, value in parser.items(section)} for section in parser.sections()}
+    return None if text is None else {
+        section: {key: value or "" for key, value in parser.items(section)} for section in parser.sections()}

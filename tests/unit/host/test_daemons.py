@@ -93,6 +93,7 @@ def test_tuneds_profile_is_read_with_those_that_it_includes(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("tree", ["etc/tuned/active_profile = ../../secret\n", "etc/tuned/active_profile = gone\n",
                                   "etc/tuned/active_profile = a\netc/tuned/a/tuned.conf = no section\n",
+                                  f"etc/tuned/active_profile = a\netc/tuned/a/tuned.conf = [vm]\\n#{'x' * 65536}\n",
                                   "etc/x = 1\n"])
 def test_a_profile_that_cannot_be_read_says_nothing(tmp_path: Path, tree: str) -> None:
     found = daemons.tuned(Files(make_tree(tmp_path, tree)))
@@ -238,6 +239,7 @@ def test_the_unit_of_a_process_is_the_last_of_its_cgroup(tmp_path: Path) -> None
     ("${f:virt_check:partitioning:partitioning}", True), ("${f:regex_search_ternary:${f:exec:uname:-r}:[0-9]:p:gone}"
                                                          "artitioning", True),
     ("-provider-${f:exec:cat:/var/lib/ocp-tuned/provider},openshift", True), ("-a-${f:exec:cat:/gone},gone", False),
+    ("partitioning${f:exec:cat:/gone}", False),
     ("none,partitioning${f:regex_search_ternary:${f:exec:uname:-r}:-never-:,rt:};\\n    none", True),
     ("${f:lscpu_check:Architecture\\:\\s*.:partitioning:Vendor ID\\:\\s*AuthenticAMD:gone}", True),
     ("${f:cpuinfo_check:^no such line:gone:.:partitioning:gone}", True), ("${f:calc_isolated_cores:1}", False)])
