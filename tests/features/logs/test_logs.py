@@ -93,6 +93,14 @@ def test_what_cannot_be_shown_is_an_error(words: list[str], code: int, message: 
     assert message in capsys.readouterr().err
 
 
+def test_a_files_name_is_no_option_of_tails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-log").write_text(f"{LINES[4]}\n")
+    assert main(["logs", "--file=-log"]) == 0
+    assert capsys.readouterr().out == f"{LINES[4]}\n"
+
+
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "--file", str(tmp_path / "none")]) == 2
     assert "No such file" in capsys.readouterr().err

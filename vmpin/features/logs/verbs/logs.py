@@ -256,8 +256,8 @@ def _file_log(path: Path, place: str) -> Log:
                          "give the file to which the watcher's standard error goes") from err
 
     def read(follow: bool) -> Iterator[LogLine]:
-        # -F: also of a file that replaces it, or that was emptied.
-        lines = _lines_of(["tail", "--lines=+1", *["-F"] * follow, os.fspath(path)], "use root")
+        # -F: also of a file that replaces it, or that was emptied. No long options: busybox has none.
+        lines = _lines_of(["tail", "-n", "+1", *["-F"] * follow, "--", os.fspath(path)], "use root")
         return _parsed(raw.decode("utf-8", "replace") for raw in lines)
 
     return Log(place, read)
