@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from vmpin.domain.finding import Check
 
 _ABOUT = """\
-Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;
-no pod is entered or listed. A node whose object is older than twice its refresh is stale. One that the reporter's
-DaemonSet chooses and that has no object is missing: to find it takes the rights to list DaemonSets and nodes. Each of
-these options implies --all-nodes; -n then chooses among the pods of all nodes. Needs the extra vmpin[kubernetes].
+Every node by its NodePinning, which the node's reporter writes (docs/kubernetes.md), with the rights of your
+kubeconfig; no command runs in a pod, and no pods are listed. A node whose object is older than twice its refresh is
+stale. A node without an object is missing where the reporter's DaemonSet chooses it; this takes the rights to list
+DaemonSets and nodes. Each of these options implies --all-nodes; -n then chooses among the pods of all nodes. Needs the
+extra vmpin[kubernetes].
 """
 _EXIT = """
 exit code 3 with --all-nodes: a node is stale, missing or not ready, has unmanaged pods alone, or the API server does

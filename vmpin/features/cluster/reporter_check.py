@@ -14,4 +14,4 @@ def reporter(facts: NodeFacts) -> CheckResult:
             return warn(f"the reporter of this node does not reach the API server: {source['why']}",
                         "nothing that pins depends on it; the log of its pod: kubectl logs "
                         "-l app.kubernetes.io/component=reporter --prefix")
-    return ok("no reporter has sent the watcher anything lately: nothing of this node is written to an API server")
+    return ok("no reporter has lately reported trouble with the API server: it reaches it, or none runs")
