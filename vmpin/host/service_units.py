@@ -44,7 +44,7 @@ def openrc_arguments(files: Files, service: str) -> tuple[str, list[str]]:
     path = f"/etc/init.d/{service}"
     try:
         match = _OPENRC.search(files.text(path) or "")
-        words = [] if match is None else shlex.split(re.sub(r'\\(["\\$`])', r"\1", match[1]))
+        words = [] if match is None else shlex.split(re.sub(r'\\(["\\$`])', r"\1", _joined(match[1])))
     except (SourceError, ValueError):
         return "", []
     return (path, [word for word in words if not re.match(r"[0-9]?>", word)]) if words else ("", [])

@@ -315,7 +315,7 @@ def test_the_environment_of_a_unit_is_read_as_systemd_reads_it(tmp_path: Path, l
 
 
 @pytest.mark.parametrize(("arguments", "value"), [
-    ("server\n    '--kubelet-arg=a=1 2'\n    >>/var/log/k3s.log 2>&1", "1 2"),
+    ("server \\\n\t'--kubelet-arg' \\\n\t'a=1 2' \\\n\n    >>/var/log/k3s.log 2>&1", "1 2"),
     ("server --kubelet-arg \\\"a=\\$1\\\" ", "$1"), ("agent --kubelet-arg=a=1", None), ("server '", None)])
 def test_without_systemd_k3s_has_its_arguments_in_openrcs_script(
         tmp_path: Path, arguments: str, value: str | None) -> None:
