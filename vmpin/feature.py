@@ -63,7 +63,7 @@ class SocketRequest(Parts):
     answer: Callable[[dict[str, Any], SandboxId | None], dict[str, Any] | Awaitable[dict[str, Any]] | Stream]
     reading: bool = False  #: It changes nothing: the status socket, too, answers it, to members of watch.status_group.
     handed: bool = False  #: The status socket alone answers it.
-    #: Called before its work. Raises WatcherError to refuse that.
+    #: Called before `answer`. Raises WatcherError to refuse the request.
     admit: Callable[[], None] | None = None
 
 
@@ -124,10 +124,10 @@ class WatcherPart(Parts):
     #: Called with the annotations of pods, by pod uid and key, that `Feature.watched_annotations` chose, whenever the
     #: reporter has handed over those of all pods.
     take_annotations: Callable[[Mapping[str, Mapping[str, str]]], None] | None = None
-    #: Makes what listens to the samples of where threads ran. Called whenever a feature begins to take them, which
+    #: Makes the receiver of samples of where threads ran. Called whenever the feature that takes samples begins, which
     #: waits for it.
     listen: Callable[[SampleSource], Awaitable[RunListener]] | None = None
-    #: Of the feature that takes samples: waits until it has begun, where it is to.
+    #: Of the feature that takes samples: waits until it has begun, if it is configured to.
     settled: Callable[[], Awaitable[object]] | None = None
     #: Called once, when the watcher ends and still owns the run directory.
     end: Callable[[], None] | None = None
@@ -173,7 +173,7 @@ class Feature(Parts):
     giving_back: Callable[[Config], Sequence[str]] | None = None
     #: Sentences on what it would change besides masks of threads, for `vmpin plan` without a watcher.
     planned: Callable[[NodeView], Sequence[str]] | None = None
-    #: Called before a command line is read: ends the process that was started for something else.
+    #: Called before the command line is read; does not return where a shell started the process for a completion.
     take_over: Callable[[], None] | None = None
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE

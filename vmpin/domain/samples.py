@@ -1,4 +1,4 @@
-"""What samples of where threads run tell what listens to them. Pure."""
+"""The interfaces of what samples the run times of VMs' threads, and of the features that use each sample. Pure."""
 
 from typing import Protocol
 
@@ -17,7 +17,7 @@ class SampleSource(Protocol):
 
 
 class RunListener(Protocol):
-    """Is called with what each sample finds."""
+    """Receives the result of each sample."""
 
     def round_begins(self) -> None:
         """All VMs are about to be sampled, one after the other."""
@@ -27,7 +27,7 @@ class RunListener(Protocol):
         :param place: its placement at the sample before; None also where that has changed."""
 
     def unplaced(self, sandbox: SandboxId, spent: int) -> None:
-        """A process ran, by its own clock, so much more than its threads; less, below zero."""
+        """A process's run time grew by `spent` ns more than those of its threads; below zero: by less."""
 
     def sampled(self, sandbox: SandboxId) -> None:
         """All threads of a VM have been sampled."""

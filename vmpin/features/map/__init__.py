@@ -1,4 +1,4 @@
-"""The map of a node's CPUs, of this node or a planned one, in three forms.
+"""The map of a node's CPUs, of this node or a planned one, as text or JSON.
 docs/map.md describes it."""
 
 from __future__ import annotations

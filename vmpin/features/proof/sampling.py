@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Sampling:
     """`sampler` is None while no samples are taken (`proof.sample_seconds`).
     :param owned: whether the run directory is this watcher's.
-    :param listen: makes the sampler's listener, None for none; None: there never is one."""
+    :param listen: makes the receiver of samples, or None where no feature wants them; None: there is never one."""
 
     def __init__(self, node_state: NodeState, owned: Callable[[], bool] = lambda: True,
                  listen: Callable[[Sampler], Awaitable[RunListener | None]] | None = None) -> None:
