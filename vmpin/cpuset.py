@@ -233,7 +233,7 @@ def _list(text: str) -> CpuSet:
 
 #: A runtime reports the same few lists again and again. Longer ones, as a hostile text may be, are not kept.
 _SHORT = 64
-_short_list = lru_cache(maxsize=1024)(_list)
+_short_list = lru_cache(maxsize=256)(_list)
 
 
 class CpuLists:

@@ -110,7 +110,7 @@ def test_a_foreign_thread_is_named_in_a_terminal(lab: Lab) -> None:
                            rf"^ +process {burner} ")  # without ~: it may run there alone
         assert max(map(len, lines)) <= 80
         assert lines[0].startswith("every 1 s: ")
-        assert re.match(r"[0-9.]+ s; 1 pod; busy [0-9]+%; foreign ~?[0-9]+ ms a second on CPUs of 1 pod", lines[2])
+        assert re.match(r"[0-9.]+ s; 1 pod; busy <?[0-9]+%; foreign ~?[0-9]+ ms a second on CPUs of 1 pod", lines[2])
         assert f" {lab.second}+{lab.first} " in next(line for line in lines if line.startswith("tests/pod "))
         tmux.press("C-c")
         tmux.shows("left=130$")
