@@ -16,8 +16,7 @@ class Timeouts:
     #: without a line, so that a client notices a watcher that hangs.
     follow_calm: float = 0.1
     follow_beat: float = 10.0
-    #: Untrusted text about pods: between two requests that bring it, at the least; and how long it is shown after the
-    #: last one. A reporter repeats it each minute.
+    #: What the reporter hands over: the least time between two requests, and how long the last one counts.
     handed_pause: float = 1.0
     handed_kept: float = 180.0
     #: For the head of an HTTP request to arrive, and for the whole request to be answered and read.

@@ -10,7 +10,7 @@ NAMES = (
     "logs",
     "shell",
     "metrics",
-    # Before what listens to its samples.
+    # Before isolation, which receives its samples.
     "proof",
     "isolation",
     "irqs",
@@ -18,7 +18,7 @@ NAMES = (
     "network",
     "memory",
     "map",
-    # After others: what explain quotes of a pod's author comes last.
+    # After others: its options and examples end the help of a verb.
     "cluster",
     "demo",
 )
