@@ -163,6 +163,9 @@ class Node:
         """The lengths of all collections, and how much there is of what the process has elsewhere. Called in the
         loop's thread."""
         found = lengths(watcher)
+        # A loop keeps up to a hundred timers that were cancelled (asyncio/base_events.py: _run_once).
+        loop: Any = asyncio.get_running_loop()
+        found[f"{type(loop).__name__}._scheduled"] = sum(not timer.cancelled() for timer in loop._scheduled)
         inotify = [fd for fd in os.listdir("/proc/self/fd") if _target(fd) == "anon_inode:inotify"]
         found["descriptors"], found["threads"] = len(os.listdir("/proc/self/fd")), threading.active_count()
         found["watched files"] = sum(Path(f"/proc/self/fdinfo/{fd}").read_text().count("wd:") for fd in inotify)
