@@ -118,7 +118,7 @@ class Node:
         counters = self.node_state.counters
         for counter, key in ((counters.passes, "hook"), (self.restarts, "nri")):
             counter[key] += 1
-        counters.placement_latency.observe(0.0003)
+        counters.new_thread_latency.observe(0.0003)
         counters.pin_latency.observe(0.003)
         counters.dispute(self.id)
         counters.refused_by[self.id] = 1

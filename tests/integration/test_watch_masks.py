@@ -111,7 +111,7 @@ def test_a_narrower_watch_only_gives_the_masks_from_before_back(node: Node, cpus
             node.wait_for_all(each.pid, cpus[0])
         assert node.watcher is not None
         planned = node.data("unpin", vm.sandbox, "--dry-run")
-        assert (planned["held"], len(planned["operations"])) == ([vm.sandbox], len(before))
+        assert (planned["suspended"], len(planned["operations"])) == ([vm.sandbox], len(before))
         node.wait_for_all(vm.pid, cpus[0])
         all_of_them = node.settings["watch"]["only"]
         node.configure(watch={"only": f"{other.sandbox}*"})

@@ -40,7 +40,7 @@ _MORE, _MORE_BYTES = 6, 16 << 20
 _OF_EACH = {"descriptors": (0, 1), "threads": (0, 0), "tasks": (1, 2)}
 #: What is in a run directory.
 _FILES = {"hook.sock", "vmpin.sock", "metrics.sock", "isolation", "isolation-wal", "lock", "state.json",
-          "originals.json", "spool", "status", "proof", "proof-wal", "notes", "before"}
+          "originals.json", "spool", "status", "proof", "proof-wal"}
 
 
 @dataclass

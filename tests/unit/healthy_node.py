@@ -117,7 +117,7 @@ CRIO = Engine("crio", 7, hooks_dirs=("/usr/share/containers/oci/hooks.d",), age=
 
 def received(age: float | None, *begun: float, uptime: float = 1000.0) -> NodeFacts:
     """A hook that CRI-O reads, the age of the last that the watcher received, and those of CRI-O's containers."""
-    about = {**ABOUT, "uptime": uptime, "hooks": {"taken": 0 if age is None else 1, "age": age}}
+    about = {**ABOUT, "uptime": uptime, "hooks": {"applied": 0 if age is None else 1, "age": age}}
     return facts(hooks=(hook(),), engines=(replace(CRIO, begun=begun),),
                  watcher=WatcherFacts("running", 100, "", about, "1.2", ABOUT["config"]))
 

@@ -101,7 +101,7 @@ def status() -> dict[str, Any]:
                                     "bad": 0, "pod_resources": True, "stale": False,
                                     "written": "2026-01-02T02:57:54Z", "second_witness": None},
                         "new_threads": {"state": "connected", "events": {"fork": 410, "exec": 7}, "overruns": 0},
-                        "hooks": {"taken": 3, "refused": 0, "disputed": 0, "last": "2026-01-02T02:57:55Z"},
+                        "hooks": {"applied": 3, "refused": 0, "disputed": 0, "last": "2026-01-02T02:57:55Z"},
                         "repairs": {"done": 0, "failed": 0}},
             "sandboxes": [db, shop]}
 
@@ -148,7 +148,8 @@ def answers() -> dict[str, Any]:
                  operation(4140, "virtiofsd", None, "0-7,32-39,44-47,56-63", "8")]
     return {"status": status(), "proof": proof(), "allocations": allocations(),
             "plan": {"version": 1, "operations": set_again, "unmanaged": [DB], "of_features": []},
-            "unpinning": {"version": 1, "dry_run": True, "operations": set_again, "held": [SHOP], "guests": [SHOP]},
+            "unpinning": {"version": 1, "dry_run": True, "operations": set_again, "suspended": [SHOP],
+                          "guests": [SHOP]},
             "reconcile": {"version": 1, "vms": 2, "seconds": 0.01, "operations": [
                 {**set_again[0], "outcome": "done", "got": "42", "why": ""},
                 {**set_again[1], "outcome": "refused", "got": None, "why": "Operation not permitted"}]}}

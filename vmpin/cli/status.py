@@ -265,7 +265,7 @@ def _sources(sources: Document, now: datetime) -> str:
 
 def _hooks(sources: Document, now: datetime) -> str:
     hooks = sources["hooks"]
-    text = f"{hooks['taken']} received" + (f", the last {age_at(hooks['last'], now)} ago" if hooks["last"] else "")
+    text = f"{hooks['applied']} applied" + (f", the last {age_at(hooks['last'], now)} ago" if hooks["last"] else "")
     text += f", {hooks['refused']} refused" if hooks["refused"] else ""
     disputed = number_of(hooks["disputed"], "annotation")
     return text + (f"; {disputed} disputed (docs/sources.md)" if hooks["disputed"] else "")

@@ -119,7 +119,7 @@ def leave(config: Config, dry_run: bool) -> Document:
     from vmpin.status import collector
     if dry_run:
         return _unpin_alone(config, None, dry_run) | {
-            "held": [], "of_features": teardown.of_features(config),
+            "suspended": [], "of_features": teardown.of_features(config),
             "files": [str(path) for path in teardown.left(config)]}
     quiet_log(config)
     changed = teardown.of_features(config)
@@ -153,14 +153,14 @@ def print_plan(args: argparse.Namespace, outcome: Document, names: Mapping[str, 
     operations = outcome["operations"]
     lines = [(operation["sandbox"], operation["what"]) for operation in operations]
     lines += [(sandbox, "ask its guest to drop its map") for sandbox in outcome["guests"]]
-    lines += [(sandbox, "leave it alone until `vmpin repin`") for sandbox in outcome["held"]]
+    lines += [(sandbox, "leave it alone until `vmpin repin`") for sandbox in outcome["suspended"]]
     print_lines(by_sandbox(lines, names))
     for text in outcome.get("of_features", ()):
         print_text(text)
     for path in outcome.get("files", ()):
         print_text(f"remove {path}")
-    print(f"to restore: {threads_of(operations)}" + f"; sandboxes to leave alone: {len(outcome['held'])}" * bool(
-        outcome["held"]))
+    print(f"to restore: {threads_of(operations)}" + f"; sandboxes to leave alone: {len(outcome['suspended'])}" * bool(
+        outcome["suspended"]))
     print("nothing was changed: this was a dry run")
     return 0
 

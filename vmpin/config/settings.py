@@ -65,7 +65,7 @@ class PathSettings(NamedTuple):
     @property
     def notes_file(self) -> Path:
         """Original masks that the state file does not have yet."""
-        return self.run / "before.notes"
+        return self.run / "originals.notes"
 
     @property
     def originals_file(self) -> Path:

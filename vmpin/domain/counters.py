@@ -96,16 +96,16 @@ class Counters:
         self.contentions = 0  #: How often contention with another writer of the same masks began.
         #: The same by sandbox, of those that are still there.
         self.contentions_by: Mapping[SandboxId, int] = {}
-        self.placement_latency = Histogram()  #: From a thread's creation until it was placed.
+        self.new_thread_latency = Histogram()  #: From a thread's creation until it was placed.
         #: For how long threads could run outside their sandbox; only those that could.
-        self.outside = Histogram()
+        self.allowed_outside = Histogram()
         #: From the receipt of an event until the resulting masks were set.
         self.pin_latency = Histogram()
         #: Events of the proc connector, by kind: fork, exec, exit, comm.
         self.proc_events: Counter[str] = Counter()
         #: How often the proc connector's buffer overflowed, so that everything was read again.
         self.overruns = 0
-        self.hooks: Counter[str] = Counter()  #: Hooks' messages, by outcome: taken, refused.
+        self.hooks: Counter[str] = Counter()  #: Hooks' messages, by outcome: applied, refused.
         #: When the last accepted one was sent (CLOCK_BOOTTIME, s).
         self.last_hook_at: float | None = None
         #: Annotations by a pod's author that contradicted the runtime and were ignored.

@@ -192,11 +192,11 @@ class LatencyBook:
 
     def _count_outside(self, sandbox: SandboxId, seconds: float) -> None:
         self._counts[sandbox].count_outside(seconds)
-        self._counters.outside.observe(seconds)
+        self._counters.allowed_outside.observe(seconds)
 
     def _count_in_place(self, sandbox: SandboxId, seconds: float) -> None:
         self._counts[sandbox].count_in_place(seconds)
-        self._counters.placement_latency.observe(seconds)
+        self._counters.new_thread_latency.observe(seconds)
 
 
 def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:

@@ -67,7 +67,7 @@ def take_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId] | None
                      hook.container, err)
         return None
     counters = node_state.counters
-    counters.hooks["taken"] += 1
+    counters.hooks["applied"] += 1
     counters.last_hook_at = max(counters.last_hook_at or 0.0, began_at(hook) / 1e9)  # it may have lain in the spool
     return sandboxes
 

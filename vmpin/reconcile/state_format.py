@@ -1,5 +1,4 @@
-"""The format of the state file: JSON with one entry per sandbox. Its keys are those of 0.1.0 (`words`: reports,
-`held`: suspended, `before`: original masks). """
+"""The format of the state file: JSON with one entry per sandbox."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,7 @@ from vmpin.domain.sandbox_placement import Previous
 from vmpin.host import boottime
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 
-VERSION = 2
+VERSION = 1
 
 
 class SavedState(NamedTuple):
@@ -67,16 +66,16 @@ def _pack(parts: Parts) -> dict[str, object]:
     if state is not None:
         packed["state"] = {
             "runtime": state.runtime, "handler": state.handler, "pod": state.pod, "pod_by_nri": state.pod_by_nri,
-            "held": state.suspended, "vmm": state.vmm,
+            "suspended": state.suspended, "vmm": state.vmm,
             "containers": [_pack_record(record, record.container) for record in state.containers.values()]}
     if previous is not None:
         packed |= {"mask": previous.mask, "vcpus": [[vcpu, *place] for vcpu, place in previous.vcpus.items()],
                    "pairs": list(previous.pairs.items())}
     if originals is not None:
-        packed["before"] = [[*main, masks.main, [[*thread, cpus] for thread, cpus in masks.others.items()]]
+        packed["originals"] = [[*main, masks.main, [[*thread, cpus] for thread, cpus in masks.others.items()]]
                             for main, masks in originals.processes.items()]
     if vcpus is not None:
-        packed["threads"] = [vcpus.vmm, vcpus.found_by, sorted(vcpus.gone),
+        packed["vcpu_threads"] = [vcpus.vmm, vcpus.found_by, sorted(vcpus.gone),
                              [[*thread, vcpu] for thread, vcpu in vcpus.threads.items()]]
     return packed
 
@@ -85,7 +84,7 @@ def _pack_record(record: ContainerRecord, container: Container) -> dict[str, obj
     # A report: source, CPUs, time, and the CPUs that it replaced, if any.
     pending = {"pending": [record.requested, container.creating, container.requested_cpuset]} if record.pending else {}
     return {"id": container.id, "name": container.name,
-            "words": [[source, *(report if report.replaced else report[:2])]
+            "reports": [[source, *(report if report.replaced else report[:2])]
                       for source, report in record.reports.items()],
             "exclusive": container.exclusive, "state": container.state, "pause": container.pause,
             "source": record.source, "time": record.time, "bundle": record.bundle, "init": record.init,
@@ -120,15 +119,15 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
             places = {_vcpu(vcpu): (None if cpus is None else CpuSet.parse(cpus),
                                      None if container is None else ContainerId(container))
                       for vcpu, cpus, container in entry["vcpus"]}
-            pairs = {_vcpu(vcpu): checked_whole(cpu, MAX_CPU) for vcpu, cpu in entry.get("pairs", ())}
+            pairs = {_vcpu(vcpu): checked_whole(cpu, MAX_CPU) for vcpu, cpu in entry["pairs"]}
             previous[sandbox] = Previous(CpuSet.parse(entry["mask"] or ""), places, pairs)
-        if "before" in entry:
+        if "originals" in entry:
             originals[sandbox] = OriginalMasks({
                 _thread(tid, start): ProcessMasks(CpuSet.parse(main), {
                     _thread(other, since): CpuSet.parse(cpus) for other, since, cpus in others})
-                for tid, start, main, others in entry["before"]})
-        if "threads" in entry:
-            vmm, found_by, gone, threads = entry["threads"]
+                for tid, start, main, others in entry["originals"]})
+        if "vcpu_threads" in entry:
+            vmm, found_by, gone, threads = entry["vcpu_threads"]
             by_thread = {_thread(tid, start): _vcpu(vcpu) for tid, start, vcpu in threads}
             vcpus[sandbox] = VcpuThreads(_thread(*vmm), by_thread, frozenset(map(_vcpu, gone)), found_by)
     kubelet = body.get("kubelet")
@@ -156,7 +155,7 @@ def _unpack_kubelet(packed: dict[str, Any]) -> CpuManagerState:
 def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[int], int]) -> SandboxState:
     containers = {}
     for item in entry["containers"]:
-        reports = {Source(source): _unpack_report(moment, *report) for source, *report in item["words"]}
+        reports = {Source(source): _unpack_report(moment, *report) for source, *report in item["reports"]}
         source = Source(item["source"])
         requested, creating, wanted = item.get("pending", (False, False, None))
         container = Container(ContainerId(item["id"]), item["name"], reports[source].cpuset if reports else None,
@@ -166,5 +165,5 @@ def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[i
         containers[container.id] = ContainerRecord(
             container, source, moment(_time(item["time"])), item["bundle"], item["init"] and _thread(*item["init"]),
             reports, requested is True)
-    return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
-                        entry["vmm"] and _thread(*entry["vmm"]), entry["handler"], entry.get("pod_by_nri") is True)
+    return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["suspended"],
+                        entry["vmm"] and _thread(*entry["vmm"]), entry["handler"], entry["pod_by_nri"] is True)

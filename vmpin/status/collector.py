@@ -81,7 +81,7 @@ def document(view: NodeView, watcher: WatcherStatus | None = None, only: Sandbox
                               view.rulings.authorities, view.rivals),
             "sources": {"nri": None if watcher is None else watcher.nri, "kubelet": _kubelet(view),
                         "new_threads": None if watcher is None else watcher.proc_events,
-                        "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
+                        "hooks": {**{result: view.counters.hooks[result] for result in ("applied", "refused")},
                                   "disputed": view.counters.disputed, "last": last},
                         "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
             "state_file": {"save_trouble": view.save_trouble, "load_trouble": view.load_trouble,
@@ -296,11 +296,11 @@ def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterab
     :param operations: what would give these sandboxes' threads their original masks (`Reconciler.restoring`).
     :param guests: sandboxes whose guests would be asked to drop their maps."""
     wanted, vms = list(sandboxes), view.vm_sandboxes()
-    held = [sandbox for sandbox in wanted if sandbox in vms
-            and (state := view.sandboxes.get(sandbox)) is not None and not state.suspended]
+    suspended = [sandbox for sandbox in wanted if sandbox in vms
+                 and (state := view.sandboxes.get(sandbox)) is not None and not state.suspended]
     return {"version": VERSION, "dry_run": True,
             "operations": [_operation(operation) | _original(operation) for operation in operations],
-            "held": sorted(held), "guests": sorted(guests)}
+            "suspended": sorted(suspended), "guests": sorted(guests)}
 
 
 def _result(result: Result) -> dict[str, object]:
@@ -330,6 +330,6 @@ class About:
                     round(time.clock_gettime(time.CLOCK_BOOTTIME) - counters.last_hook_at, 3))
         return {"pid": os.getpid(), "version": self._version, "uptime": round(now - self._since, 3),
                 "resynced": round(now - resynced, 3), "resync_seconds": view.config.watch.resync_seconds,
-                "passes": dict(counters.passes), "hooks": {"taken": counters.hooks["taken"], "age": hook_age},
+                "passes": dict(counters.passes), "hooks": {"applied": counters.hooks["applied"], "age": hook_age},
                 "sources": [source._asdict() for source in sources], "saved": not view.save_trouble,
                 "config": view.config.data()}

@@ -227,9 +227,9 @@ def test_in_a_chroot_without_sys_nothing_is_left(command: list[str], tmp_path: P
         run(words, capsys)
         assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/before.notes").touch()
+    (tmp_path / "run/originals.notes").touch()
     run(command, capsys, code=1)
-    assert [*(tmp_path / "run").iterdir()] == [tmp_path / "run/before.notes"], "with the masks that may be on record"
+    assert [*(tmp_path / "run").iterdir()] == [tmp_path / "run/originals.notes"], "masks may be on record there"
 
 
 @pytest.fixture

@@ -145,8 +145,8 @@ def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
 def test_what_was_counted_is_reported(node: Node) -> None:
     counters = node.node_state.counters
     counters.pins[ThreadRole.VHOST, Outcome.REFUSED.value] += 3
-    counters.placement_latency.observe(0.0004)
-    counters.placement_latency.observe(99.0)
+    counters.new_thread_latency.observe(0.0004)
+    counters.new_thread_latency.observe(99.0)
     counters.passes["hook"] += 2
     node.restarts["nri"] += 1
     node.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("applied")})

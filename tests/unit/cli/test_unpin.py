@@ -227,7 +227,8 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
     assert planned[-1] == "nothing was changed: this was a dry run"
     assert {path: path.read_bytes() for path in files} == files
     as_data = json.loads("".join(run("--dry-run", "-o", "json")))
-    assert as_data["held"] == ([] if which == "--all" else [sandbox("a"), sandbox("b")][:1 + (which == "--every")])
+    suspended = [sandbox("a"), sandbox("b")][:1 + (which == "--every")]
+    assert as_data["suspended"] == ([] if which == "--all" else suspended)
     done = run()
     assert [line for line in planned if "  set " in line] == [line for line in done if "  set " in line]
     assert sorted(entry["what"].partition(": ")[2] for entry in as_data["operations"]) == sorted(

@@ -72,7 +72,7 @@ def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callab
             assert await place.ask("hook.sock", place.message()) == b"ok\n"
             await until(lambda: containers(watcher) == {"c1": "1"})
             status = await place.control(op="status")
-            assert (status["watcher"], status["sources"]["hooks"]["taken"]) == (os.getpid(), 1)
+            assert (status["watcher"], status["sources"]["hooks"]["applied"]) == (os.getpid(), 1)
             about = await place.control(op="about")
             of_features = {name for part in watcher.parts.values() for name in part.tasks}
             assert {each["name"] for each in about["sources"]} == {

@@ -208,7 +208,7 @@ def test_the_state_file(tmp_path: Path, kind: Callable[[Path], None]) -> None:
 
 @KINDS
 def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> None:
-    path = tmp_path / "before.notes"
+    path = tmp_path / "originals.notes"
     state_file.note(path, BOOT, SandboxId("a"), ThreadId(7, 8), CpuSet([1]))
     assert state_file.with_notes(path, BOOT, SavedState()).originals
     put(path, kind)

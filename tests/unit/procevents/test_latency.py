@@ -52,7 +52,7 @@ def test_a_vcpu_that_never_gets_its_mask_is_confirmed_after_a_while(node: Spinne
     os.sched_setaffinity(vm.vmm.pid, both.frozen())
     book.after_pass((), True)
     assert (account.placed, account.placed_max) == (1, 0.001)
-    assert node.node_state.counters.placement_latency.sum == 0.001
+    assert node.node_state.counters.new_thread_latency.sum == 0.001
 
 
 def test_a_new_vcpu_is_confirmed_once_it_has_its_mask(node: Spinners) -> None:

@@ -109,7 +109,7 @@ def test_a_vm_that_only_a_pass_sees_counts_as_outside_until_then(machine: Machin
     assert (account.reported, account.born_inside, account.outside) == (len(workers), 0, len(tids(vmm)))
     machine.placer.handle([Exec(began, vmm.pid)])
     assert (account.reported, account.born_inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
-    assert machine.node_state.counters.placement_latency.total == account.placed == len(tids(vmm))
+    assert machine.node_state.counters.new_thread_latency.total == account.placed == len(tids(vmm))
     machine.report("a", machine.other)  # its masks change, and nothing is outside
     machine.resync()
     assert machine.account("a").outside == len(tids(vmm))

@@ -133,7 +133,7 @@ def test_a_thread_named_as_a_vcpu_is_placed_as_one(machine: Machine, crowd: Path
     machine.placer.after_pass(machine.reconciler.reconcile(follow_up.soon, scan=False))
     assert machine.account("a").placed == 1
     assert machine.account("a").placed_max <= until_then
-    assert machine.node_state.counters.placement_latency.total == 1
+    assert machine.node_state.counters.new_thread_latency.total == 1
 
 
 def test_an_event_that_comes_after_the_pass_leaves_a_vcpu_on_its_cpu(machine: Machine, crowd: Path) -> None:

@@ -94,7 +94,7 @@ def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) 
     assert isinstance(sources, dict)
     assert (sources["nri"], sources["new_threads"], found["watcher"]) == (given, {"state": "connected"}, 7)
     assert found["sandboxes"] == [sandbox("a")]
-    assert (sources["kubelet"], sources["hooks"]) == (None, {"taken": 0, "refused": 0, "disputed": 0, "last": None})
+    assert (sources["kubelet"], sources["hooks"]) == (None, {"applied": 0, "refused": 0, "disputed": 0, "last": None})
 
 
 def test_two_vmms_of_one_sandbox_are_a_finding(machine: Machine) -> None:

@@ -191,9 +191,9 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
                    "(policy.runc_repair), by result.",
                    {outcome: counters.repairs[outcome] for outcome in ("done", "failed")}, "outcome")
     yield _histogram("vmpin_new_thread_latency_seconds", "From the creation of a thread until its placement.",
-                     counters.placement_latency)
+                     counters.new_thread_latency)
     yield _histogram("vmpin_allowed_outside_seconds", "How long the mask of a thread allowed CPUs outside its "
-                     "sandbox, for threads with such a mask.", counters.outside)
+                     "sandbox, for threads with such a mask.", counters.allowed_outside)
     yield _histogram("vmpin_pin_latency_seconds", "From the receipt of an event until the masks that follow from it "
                      "were set.", counters.pin_latency)
     yield _counter("vmpin_proc_events_total", "Events from the kernel's proc connector, by kind.",
@@ -201,7 +201,7 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
     yield _counter("vmpin_proc_overruns_total", "Overflows of the proc connector's buffer, each followed by a "
                    "resync.", counters.overruns)
     yield _counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.",
-                   {result: counters.hooks[result] for result in ("taken", "refused")}, "result")
+                   {result: counters.hooks[result] for result in ("applied", "refused")}, "result")
     yield _counter("vmpin_disputed_annotations_total", "Annotations by a pod's author that contradicted the "
                    "runtime and were ignored.", counters.disputed)
     yield _counter("vmpin_passes_total", "Passes, by reason.", counters.passes, "why")

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         if files:
             raise
         # An image or chroot without /sys, in which no watcher has run.
-        masks = {"operations": [], "guests": {}, "held": [], "of_features": []}
+        masks = {"operations": [], "guests": {}, "suspended": [], "of_features": []}
     masks["files"] = []
     for path in files:
         if args.dry_run or not os.path.lexists(path):
