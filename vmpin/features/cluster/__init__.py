@@ -29,6 +29,18 @@ exit code 3 with --all-nodes: a node is stale, missing or not ready, has unmanag
 not answer
 
 """
+#: In place of what `verify --help` has of this node, in the plugin's.
+_PLUGIN_VERIFY = """\
+Check by each node's NodePinning that every thread is on its CPUs, and that no CPU collides.
+"""
+_PLUGIN_EXITS = """\
+exit codes:
+  0  no finding on the nodes that are shown
+  1  a thread is misplaced, or CPUs collide
+  2  the command line or the kubeconfig cannot be used, or the extra vmpin[kubernetes] is not installed
+  3  a node is stale, missing or not ready, has unmanaged pods alone, or the API server does not answer
+
+"""
 _EXAMPLES = """\
 of a cluster:
   vmpin {verb} --all-nodes
@@ -61,16 +73,17 @@ def _node_name(config: Config) -> str:
 
 
 def _options(verb: str, parser: ArgumentParser) -> None:
-    """The kubectl plugin is about the cluster: its help lists no examples of this node."""
+    """The kubectl plugin is about the cluster: its help has nothing about this node."""
     plugin = parser.prog.startswith("kubectl ")
     if not verb and plugin:
         parser.epilog = _PLUGIN_EXAMPLES
     if verb not in ("status", "verify"):
         return
-    of_this_node = f"\n{parser.epilog}\n"
-    if plugin:
-        of_this_node = of_this_node.partition("\nexamples:\n")[0]
-    parser.epilog = of_this_node.lstrip() + _EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb)
+    before = "" if plugin else f"{parser.epilog}\n"
+    if verb == "verify":
+        before += _PLUGIN_EXITS if plugin else _EXIT
+        parser.description = _PLUGIN_VERIFY if plugin else parser.description
+    parser.epilog = before + _EXAMPLES.format(verb=verb)
     parser.set_defaults(run_instead=(lambda args: _run_on_all_nodes(verb, args), *parser.get_default("run_instead")))
     group = parser.add_argument_group("all nodes of a cluster", _ABOUT)
     group.add_argument("--all-nodes", action="store_true", default=plugin,
