@@ -181,6 +181,26 @@ def _as_root(tmp_path: Path, apt_get: str, uid: int = 0) -> dict[str, str]:
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
+@pytest.mark.parametrize("words", [["-h"], ["--must", "--help"]])
+def test_help_prints_the_usage_of_the_installer(install: Path, tmp_path: Path, words: list[str]) -> None:
+    ran = subprocess.run([install, *words], env=_as_root(tmp_path, f"touch {tmp_path}/started"), capture_output=True,
+                         text=True)
+    lines = ran.stdout.splitlines()
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert lines[0].startswith("Installs Debian packages")
+    assert lines[-1].endswith("unless --must is given.")
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("words", [["--wrong"], ["--must", "-x", "no-such-package"], ["no-such-package", "--must"]])
+def test_a_wrong_option_installs_nothing(install: Path, tmp_path: Path, words: list[str]) -> None:
+    ran = subprocess.run([install, *words], env=_as_root(tmp_path, f"touch {tmp_path}/started"), capture_output=True,
+                         text=True)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "is no option here" in ran.stderr
+    assert not (tmp_path / "started").exists()
+
+
 @pytest.mark.parametrize("root", [True, False])
 def test_what_is_missing_is_named_with_the_line_to_type(install: Path, tmp_path: Path, root: bool) -> None:
     """Nothing is installed for who is not root; a tool that is there is not named. What apt-get prints is logged."""
