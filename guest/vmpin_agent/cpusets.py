@@ -10,7 +10,7 @@ from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin_agent import file_io
-from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, Hierarchy, inode
+from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, Hierarchy, cpuset_file, inode
 from vmpin_agent.originals import Original, Originals
 
 
@@ -27,14 +27,19 @@ def effective(hierarchy: Hierarchy, path: str) -> Optional[CpuSet]:
     if not hierarchy.cpuset:
         return None
     if not hierarchy.v2:
-        cpus = file_io.cpus(f"{path}/cpuset.effective_cpus")
-        return file_io.cpus(f"{path}/cpuset.cpus") if cpus is None else cpus
+        cpus = file_io.cpus(f"{path}/{cpuset_file(path, 'effective_cpus')}")
+        return configured(path) if cpus is None else cpus
     while len(path) >= len(hierarchy.root):  # without the file it is an ancestor's
         cpus = file_io.cpus(f"{path}/cpuset.cpus.effective")
         if cpus is not None:
             return cpus
         path = os.path.dirname(path)
     return None
+
+
+def configured(path: str) -> Optional[CpuSet]:
+    """The CPUs that were written into a cgroup's file; None if it has none."""
+    return file_io.cpus(f"{path}/{cpuset_file(path, 'cpus')}")
 
 
 def above(place: ContainerCgroup) -> List[str]:
@@ -64,7 +69,7 @@ def plan(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet, ori
          ) -> Optional[List[CpusetWrite]]:
     """The writes that give the container these CPUs; notes the originals. None: it has no cpuset. :param below: the
     cgroups below the container's, uppermost first."""
-    current = file_io.cpus(f"{place.path}/cpuset.cpus") if place.hierarchy.cpuset else None
+    current = configured(place.path) if place.hierarchy.cpuset else None
     if current is None:
         return None
     if place.hierarchy.v2:
@@ -78,16 +83,16 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
     writes = []
     for path in above(place):
         writes += _memory_nodes(path)
-        current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
+        current = configured(path) or EMPTY
         if not wanted <= current:
             writes.append(_write(_note(originals, path, "", current, None), originals, path, current | wanted))
     writes += _memory_nodes(place.path)
-    top = file_io.cpus(f"{place.path}/cpuset.cpus") or EMPTY
+    top = configured(place.path) or EMPTY
     kept = _note(originals, place.path, cid, top, None)
     states: List[Tuple[Original, str, CpuSet, CpuSet]] = [(kept, place.path, top, wanted)]
     before, targets = {place.path: top}, {place.path: wanted}
     for path in below:
-        current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
+        current = configured(path) or EMPTY
         parent = os.path.dirname(path)
         if not current or parent not in targets:
             continue  # it was just created or removed
@@ -109,11 +114,12 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
 
 def _memory_nodes(path: str) -> List[CpusetWrite]:
     """Gives a cgroup without memory nodes those of its nearest ancestor: version 1 admits no process to it else."""
-    nodes, upper = file_io.read(f"{path}/cpuset.mems"), path
+    file, upper = cpuset_file(path, "mems"), path
+    nodes = file_io.read(f"{path}/{file}")
     while nodes is not None and not nodes.strip():
         upper = os.path.dirname(upper)
-        nodes = file_io.read(f"{upper}/cpuset.mems")
-    return [CpusetWrite(path, "cpuset.mems", nodes.strip())] if nodes is not None and upper != path else []
+        nodes = file_io.read(f"{upper}/{file}")
+    return [CpusetWrite(path, file, nodes.strip())] if nodes is not None and upper != path else []
 
 
 def _note(originals: Originals, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Original:
@@ -141,7 +147,7 @@ def prune(originals: Originals) -> None:
 def _write(kept: Original, originals: Originals, path: str, cpus: CpuSet) -> CpusetWrite:
     if kept.will_be(cpus):
         originals.changed()
-    return CpusetWrite(path, "cpuset.cpus", str(cpus))
+    return CpusetWrite(path, cpuset_file(path, "cpus"), str(cpus))
 
 
 def run(write: CpusetWrite) -> str:
@@ -163,16 +169,16 @@ def restore(cgroups: GuestCgroups, originals: Originals, kept: List[str]) -> Non
                                                    if path.startswith(f"{hierarchy.root}/"))]
     before = {path: originals.cgroups[path].before for path in upper_first}
     for path in v1:
-        current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
-        over = file_io.cpus(f"{os.path.dirname(path)}/cpuset.cpus")
+        current = configured(path) or EMPTY
+        over = configured(os.path.dirname(path))
         if over is not None:
             before[path] &= over  # CPUs that have gone offline since are in no cpuset
         if not before[path] <= current:
-            file_io.log(run(CpusetWrite(path, "cpuset.cpus", str(current | before[path]))))
+            file_io.log(run(CpusetWrite(path, cpuset_file(path, "cpus"), str(current | before[path]))))
     for path in reversed(upper_first):
-        current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
+        current = configured(path) or EMPTY
         if current != before[path] and (before[path] or path not in v1):
-            file_io.log(run(CpusetWrite(path, "cpuset.cpus", str(before[path]))))
+            file_io.log(run(CpusetWrite(path, cpuset_file(path, "cpus"), str(before[path]))))
     for path in kept:
         del originals.cgroups[path]
         originals.changed()

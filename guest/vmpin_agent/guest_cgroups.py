@@ -74,7 +74,7 @@ class GuestCgroups:
                 if path == self.root:
                     return
             elif path != self.root and os.path.exists(f"{path}/tasks"):
-                yield Hierarchy(path, False, os.path.exists(f"{path}/cpuset.cpus"))
+                yield Hierarchy(path, False, os.path.exists(f"{path}/{cpuset_file(path, 'cpus')}"))
 
     def locate(self, wanted: Set[str]) -> Dict[str, ContainerCgroup]:
         """Return, by id, the cgroup of each of these containers: the uppermost, in a hierarchy with cpuset if
@@ -127,6 +127,12 @@ def inode(path: str) -> Optional[int]:
         return os.stat(path).st_ino
     except OSError:
         return None
+
+
+def cpuset_file(path: str, name: str) -> str:
+    """The name of a cgroup's cpuset file: without the controller's name in version 1 mounted with noprefix
+    (kernel/cgroup/cgroup.c: cgroup_file_name)."""
+    return name if os.path.isfile(f"{path}/{name}") else f"cpuset.{name}"
 
 
 def within(place: ContainerCgroup, without: Container[str] = ()) -> List[str]:

@@ -133,6 +133,29 @@ def test_on_v1_new_processes_begin_inside(tmp_path: Path) -> None:
         assert (place / "cpuset.cpus").read_text() == "0-1\n"
 
 
+@pytest.mark.parametrize("prefix", ["cpuset.", ""])
+def test_on_v1_the_files_may_lack_the_controllers_name(
+        tmp_path: Path, both: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    """Mounted with noprefix."""
+    top, place = tmp_path / "cgroup/cpuset", tmp_path / "cgroup/cpuset/a"
+    for path, nodes in (top, "0"), (place, ""):
+        write(path, {f"{prefix}cpus": "0-1", f"{prefix}effective_cpus": "0-1", f"{prefix}mems": nodes, "tasks": ""})
+    fill(place, both[0])
+    done = []
+
+    def kernel(path: str, text: str) -> None:
+        done.append((path.removeprefix(str(top)), text))
+        if path.endswith("cpus"):
+            write(place, {f"{prefix}cpus": text, f"{prefix}effective_cpus": text})
+
+    monkeypatch.setattr(file_io, "write", kernel)
+    guest_agent = agent(tmp_path)
+    assert put(guest_agent, {"a": "1"}).containers["a"].cgroup == "/a"
+    assert done == [(f"/a/{prefix}mems", "0"), (f"/a/{prefix}cpus", "1")]
+    guest_agent.answer(Unpin())
+    assert done[2:] == [(f"/a/{prefix}cpus", "0-1")]
+
+
 @pytest.mark.root
 @pytest.mark.usefixtures("real_v1")
 def test_on_v1_a_narrower_cgroup_within_stays_so(tmp_path: Path) -> None:
