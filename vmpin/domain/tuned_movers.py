@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from itertools import islice
 
 from vmpin.domain.facts import Tuned
 from vmpin.domain.foreign_pattern import search
@@ -17,7 +16,7 @@ USUAL = ("qemu-system-x86",)
 #: Command lines of VMMs, as Kata starts them.
 _COMMANDS = ("/opt/kata/bin/qemu-system-x86_64 -name sandbox-1,debug-threads=on", "/usr/libexec/qemu-kvm -name "
              "sandbox-1", "/usr/bin/cloud-hypervisor --api-socket /run/vc/vm/1/clh-api.sock", "/firecracker --id 1")
-#: The most groups, and patterns of a list, that are considered.
+#: The most options, and patterns of a list, that are evaluated.
 _MAX_PATTERNS = 32
 _VARIABLE = re.compile(r"\$\{\w+\}")
 
@@ -26,15 +25,16 @@ def mask_options(tuned: Tuned) -> list[str]:
     """The options that set masks of any threads: `isolated_cores` with CPUs (without a value, or with a variable that
     is nowhere defined, it moves nothing), and groups with an affinity (PRIORITY:SCHEDULER:PRIORITY:AFFINITY:PATTERN,
     where `*` changes none)."""
-    setting = (key for key, setting in tuned.scheduler.items() if _sets_masks(key, str(setting.value).strip()))
-    return list(islice(setting, _MAX_PATTERNS))
+    return [key for key, setting in tuned.scheduler.items() if _sets_masks(key, str(setting.value).strip())]
 
 
 def movers(tuned: Tuned, vmms: Collection[str] = ()) -> list[str]:
-    """The options that set masks of VMMs' threads. :param vmms: the names of the node's VMMs' main threads."""
+    """The options that set masks of VMMs' threads, and those that are not evaluated: they may match anything.
+    :param vmms: the names of the node's VMMs' main threads."""
     spared = all(_spared(tuned, name) for name in vmms or USUAL)
-    return [key for key in mask_options(tuned)
-            if (not spared if key == "isolated_cores" else _matches_vmms(str(tuned.scheduler[key].value)))]
+    return [key for number, key in enumerate(mask_options(tuned))
+            if (not spared if key == "isolated_cores" else
+                number >= _MAX_PATTERNS or _matches_vmms(str(tuned.scheduler[key].value)))]
 
 
 def _sets_masks(key: str, value: str) -> bool:

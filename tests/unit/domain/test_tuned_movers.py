@@ -28,6 +28,8 @@ def tuned(**options: str) -> Tuned:
     # A pattern that is not evaluated spares nothing, and may match anything.
     ({"isolated_cores": "1", "ps_blacklist": "([a-z]*)*!;(?i)qemu"}, 1, 1), ({"group__a": "0:f:2:ff:(?i)x"}, 1, 1),
     ({"isolated_cores": "1", "ps_whitelist": "(?i)ovs"}, 1, 1), ({"group__a": "0:f:2:ff:([a-z/ -]*)*!"}, 1, 0),
+    ({f"group__{number}": "0:f:2:ff:^ovs" for number in range(40)}, 40, 8),
+    ({**{f"group__{number}": "0:f:2:ff:^ovs" for number in range(32)}, "group__a": "0:f:2:ff:qemu"}, 33, 1),
     ({"group__a": "0:f:2:ff:(qemu|x):y"}, 1, 0), ({"group__a": "0:f:2:ff:.*", "ps_blacklist": ".*"}, 1, 1)])
 def test_options_of_tuned_that_set_masks(options: dict[str, str], setting: int, moving: int) -> None:
     assert (len(mask_options(tuned(**options))), len(movers(tuned(**options)))) == (setting, moving)
