@@ -73,8 +73,8 @@ class CpuFacts:
 @dataclass(frozen=True)
 class KubeletConfig:
     """The kubelet's configuration: its file, overridden by drop-ins, overridden by flags. `settings` has only keys
-    that concern CPUs, by their names in config.yaml. `directory` is that of the flag --root-dir, "" without the flag;
-    `reached` is False if paths.kubelet is another directory."""
+    that concern CPUs, by their names in config.yaml. `directory` is that of the flag --root-dir, or of edgecore's
+    rootDirectory, "" if none is named; `reached` is False if paths.kubelet is another directory."""
 
     pid: int | None = None
     settings: Mapping[str, FoundSetting] = field(default_factory=dict)

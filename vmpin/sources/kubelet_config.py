@@ -83,18 +83,19 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     trouble: list[str] = []
     service = None if program is None or program.name not in _RANCHER else _service(files, program, trouble)
     flags = kubelet_flags(files, program, trouble) if service is None else service.flags()
-    settings: dict[str, FoundSetting] = {}
+    directory, settings = last_value(flags, "root-dir"), dict[str, FoundSetting]()
     read: list[str] = []
     for path in _paths(files, program, flags) if service is None else _managed(files, service, flags):
         document = _document(files, path, trouble)
         if document is not None and document.get("kind") in (_KIND, _EDGE_KIND):
             read.append(path)
-            settings = _patched(settings, document if document["kind"] == _KIND else _of_edgecore(document), path)
+            own, named = (document, "") if document["kind"] == _KIND else _of_edgecore(document)
+            settings, directory = _patched(settings, own, path), directory or named
     for name, key in KEYS.items():
         if same_name := [flag for flag in flags if flag.name == name]:
             settings[key] = _from_flags(same_name)
     return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble),
-                         last_value(flags, "root-dir"))
+                         directory)
 
 
 def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag]) -> list[str]:
@@ -110,9 +111,11 @@ def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag]) 
     return [*paths, *(path for directory in directories for path in files.below(directory) if path.endswith(".conf"))]
 
 
-def _of_edgecore(document: Mapping[str, object]) -> Mapping[str, object]:
-    configuration = dig(document, "modules", "edged", "tailoredKubeletConfig")
-    return configuration if isinstance(configuration, dict) else {}
+def _of_edgecore(document: Mapping[str, object]) -> tuple[Mapping[str, object], str]:
+    """The kubelet's configuration in edgecore's, and its directory, "" if it is not named."""
+    edged = dig(document, "modules", "edged")
+    configuration = dig(edged, "tailoredKubeletConfig")
+    return configuration if isinstance(configuration, dict) else {}, str(dig(edged, "rootDirectory") or "")
 
 
 def _managed(files: Files, service: _Service, flags: Sequence[KubeletFlag]) -> list[str]:

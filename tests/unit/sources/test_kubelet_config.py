@@ -329,9 +329,17 @@ def test_without_systemd_k3s_has_its_arguments_in_openrcs_script(
 @pytest.mark.parametrize("place", ["etc/kubeedge/config/edgecore.yaml", "own.yaml"])
 def test_the_kubelet_of_kubeedge_is_configured_in_edgecores_file(tmp_path: Path, place: str) -> None:
     argv = ["/usr/local/bin/edgecore", *(["--config=/own.yaml"] if place == "own.yaml" else [])]
-    made = found(tmp_path, f"{place} = {{kind: EdgeCore, modules: {{edged: {{tailoredKubeletConfig: "
-                 "{cpuManagerPolicy: static, reservedSystemCPUs: 0-1}}}}\n", Program(5, "edgecore", argv))
+    made = found(tmp_path, f"{place} = {{kind: EdgeCore, modules: {{edged: {{rootDirectory: /var/lib/edged, "
+                 "tailoredKubeletConfig: {cpuManagerPolicy: static, reservedSystemCPUs: 0-1}}}}\n",
+                 Program(5, "edgecore", argv))
     assert (made.pid, made.text("cpuManagerPolicy"), made.text("reservedSystemCPUs")) == (5, "static", "0-1")
+    assert made.directory == "/var/lib/edged"
+
+
+def test_an_edgecore_without_these_parts_names_nothing(tmp_path: Path) -> None:
+    made = found(tmp_path, "etc/kubeedge/config/edgecore.yaml = {kind: EdgeCore, modules: {edged: "
+                 "{tailoredKubeletConfig: [static]}}}\n", Program(5, "edgecore", ["edgecore"]))
+    assert (made.directory, made.settings, made.trouble) == ("", {}, ())
 
 
 def test_drop_ins_of_a_unit_may_be_in_any_of_systemds_directories(tmp_path: Path) -> None:

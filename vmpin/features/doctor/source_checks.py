@@ -103,7 +103,7 @@ def _kubelet_evidence(facts: NodeFacts) -> Iterable[str]:
     point, config = facts.checkpoint, facts.kubelet
     yield f"kubelet pid {config.pid}" if config.pid else "no kubelet process was found"
     if config.directory:
-        yield f"its directory: {config.directory} (--root-dir)"
+        yield f"its directory: {config.directory}"
     for key in ("cpuManagerPolicy", "cpuManagerReconcilePeriod", "reservedSystemCPUs", "topologyManagerPolicy",
                 "memoryManagerPolicy"):
         if config.text(key):
