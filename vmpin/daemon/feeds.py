@@ -27,7 +27,7 @@ from vmpin.status.health import SourceHealth
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
     from vmpin.procevents.feed import ProcEventsFeed
-    from vmpin.sources.nri.nri_events import CanWait, CpuDecider
+    from vmpin.sources.nri.nri_events import CallFacts, CanWait, CpuDecider
     from vmpin.sources.nri.plugin import NriPlugin
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,9 @@ class NriFeed:
     def __init__(self, config: Config, take: Callable[[list[NriEvent], float, bool], None], ended: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS, decider: CpuDecider | None = None,
                  can_wait: CanWait = never_waits) -> None:
-        self._config, self._timeouts, self._decider, self._can_wait = config, timeouts, decider, can_wait
+        self._config, self._timeouts, self._decider, self._may_wait = config, timeouts, decider, can_wait
+        #: The sandboxes whose events the loop applies at the moment.
+        self._applied = set[SandboxId]()
         self._take, self._ended = take, ended
         self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
@@ -132,12 +134,21 @@ class NriFeed:
         """Called in a plugin's thread."""
         self.state = f"connected to {text}" if up else f"not connected: {text}"
 
+    def _can_wait(self, call: CallFacts) -> bool:
+        """Called in a plugin's thread. A start that comes during the pass of its container's creation would be judged
+        by the placement before that pass: it does not wait."""
+        return not (call.starts and call.pod in self._applied) and self._may_wait(call)
+
     def _drain(self) -> None:
-        batch = merged(self._queues)
-        if batch.lost:
-            self.request_list()
-        if batch.events:
-            self._take(batch.events, batch.times[0], batch.waited)
+        self._applied = self.unread()
+        try:
+            batch = merged(self._queues)
+            if batch.lost:
+                self.request_list()
+            if batch.events:
+                self._take(batch.events, batch.times[0], batch.waited)
+        finally:
+            self._applied = set()
 
     def data(self) -> dict[str, object]:
         """Return the plugin's state and counters for the status."""

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ from nri_peer import PATIENCE, NriRuntime, container, pod
 from vmpin.config import loading
 from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.feeds import NriFeed
-from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, Synced
+from vmpin.sources.nri import event_queue
+from vmpin.sources.nri.nri_events import CanWait, ContainerEvent, Disconnected, NriEvent, Synced, never_waits
 from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
 
@@ -27,18 +28,23 @@ from vmpin.wire.nri_messages import MESSAGES
 class Fed:
     """A feed whose runtime listens at `path`, and the batches that reached the loop."""
 
-    def __init__(self, path: Path, mode: str = "auto", timeouts: Timeouts | None = None) -> None:
+    def __init__(self, path: Path, mode: str = "auto", timeouts: Timeouts | None = None,
+                 can_wait: CanWait = never_waits) -> None:
         self.path = path
         self.batches: list[list[NriEvent]] = []
         self.times: list[float] = []
         self.ends = 0
         config = loading.load(None, {}, {"paths.nri": str(path), "watch.nri": mode, "watch.resync_seconds": "0.1"})
-        self.feed = NriFeed(config, self._take, self._ended, timeouts or Timeouts())
+        self.feed = NriFeed(config, self._take, self._ended, timeouts or Timeouts(), can_wait=can_wait)
+        #: Called once, in the next call that takes events.
+        self.during: Callable[[], object] = bool
         self._listener: socket.socket | None = None
         self._runtimes: list[NriRuntime] = []
 
     def _take(self, events: list[NriEvent], since: float, waited: bool) -> None:
         asyncio.get_running_loop()  # not in the plugin's thread, which has none
+        during, self.during = self.during, bool
+        during()
         self.batches.append(events)
         self.times.append(since)
 
@@ -139,6 +145,41 @@ def test_events_that_wait_for_the_loop_are_taken_in_one_call(tmp_path: Path) -> 
             assert len(fed.batches[1]) >= 5
             assert [event.container.id for event in fed.events[1:] if isinstance(event, ContainerEvent)] == [
                 f"c{number}" for number in range(6)]
+
+    asyncio.run(main())
+
+
+def test_a_start_during_the_pass_of_its_containers_creation_does_not_wait(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be judged by what was before that pass. One of another pod waits, as does one that comes later."""
+    monkeypatch.setattr(event_queue, "PATIENCE", 1e6)
+    fed = Fed(tmp_path / "nri.sock", can_wait=lambda call: call.starts)
+    fed.listen()
+
+    def ids() -> list[str]:
+        return [event.container.id for event in fed.events if isinstance(event, ContainerEvent)]
+
+    async def main() -> None:
+        async with fed.running():
+            await until(lambda: fed.feed.plugin is not None)
+            runtime = fed.accept()
+            runtime.begin([pod(), pod("other")])
+            await until(lambda: fed.batches)
+
+            def start(name: str, of: str = "pod1") -> None:
+                runtime.state_change(Verb.START, pod(of), container(name, of))
+
+            fed.during = lambda: start("c1")
+            runtime.state_change(Verb.POST_UPDATE, pod(), container("c1"))
+            await until(lambda: len(ids()) == 2)
+            fed.during = lambda: start("c2", "other")
+            runtime.state_change(Verb.POST_UPDATE, pod(), container("c1"))
+            await until(lambda: len(ids()) == 3)
+            start("c3")
+            runtime.state_change(Verb.POST_START, pod(), container("c4"))
+            await until(lambda: len(ids()) == 6)
+            assert ids() == ["c1", "c1", "c1", "c2", "c3", "c4"]
+            assert len(fed.batches[-1]) == 3
 
     asyncio.run(main())
 
