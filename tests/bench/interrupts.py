@@ -30,7 +30,7 @@ _SOFTIRQS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", 
 
 
 def reading(rounds: int) -> Figure:
-    interval = float(str(next(setting.default for setting in SETTINGS if setting.key == "proof.sample_seconds")))
+    interval = float(str(next(setting.default for setting in SETTINGS if setting.key == "watch.resync_seconds")))
     with TemporaryDirectory(dir="/dev/shm") as root:
         proc = Path(root, "proc")
         online, exclusive = CpuSet(range(_CPUS)), CpuSet(range(_CPUS - _EXCLUSIVE, _CPUS))

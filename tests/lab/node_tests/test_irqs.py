@@ -225,7 +225,7 @@ def test_pods_claim_interrupts_and_open_cpus_by_annotations_that_a_real_runtime_
     number, claim = row.irq, {"irq-affinity.resource-policy.nri.io/container.main": f"claim: ['*{row.name}']"}
     with Containerd() as containerd, CriNode(containerd) as node:
         node.configure(node={"shared_pool": "0-1,4-7"}, irqs={"policy": "away", "honour": "crio,nri-plugins"},
-                       proof={"sample_seconds": 1})
+                       watch={"resync_seconds": 1})
         node.connect()
         first = containerd.pod("first", annotations=claim)
         first.container("main", cpus="2")
