@@ -1,3 +1,4 @@
 """Facts of irqs of a node on which nothing is wrong, for the tests of the doctor."""
 
-FACTS = {"interrupts": [[8, "ttyS0", "0-7", "1", False]], "trouble": "", "banned": {}, "workqueues": "0-1"}
+FACTS = {"interrupts": [[8, "ttyS0", "0-7", "1", False]], "trouble": "", "banned": {},
+         "alone": "", "workqueues": "0-1"}

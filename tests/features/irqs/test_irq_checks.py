@@ -12,8 +12,7 @@ from irq_tree import IrqTree
 from trees import make_tree
 
 from vmpin.config.loading import load
-from vmpin.cpuset import CpuSet
-from vmpin.domain.facts import CpuFacts, Daemon, Kernel
+from vmpin.domain.facts import Daemon, Kernel
 from vmpin.domain.finding import CheckResult, Level
 from vmpin.features.irqs.irq_facts import irq_facts
 
@@ -21,7 +20,7 @@ RUNS = (Daemon("irqbalance", "irqbalance", 4),)
 
 
 def found(*interrupts: list[Any], **more: Any) -> dict[str, Any]:
-    return {"interrupts": list(interrupts), "trouble": "", "banned": {}, "workqueues": "", **more}
+    return {"interrupts": list(interrupts), "trouble": "", "banned": {}, "workqueues": "", "alone": "", **more}
 
 
 def judged(name: str, interrupts: dict[str, Any], **changes: Any) -> CheckResult:
@@ -74,22 +73,30 @@ def test_irqbalance_without_a_ban_list_is_warned_of() -> None:
     assert "IRQBALANCE_BANNED_CPULIST=2-3 in /etc/default/irqbalance" in result.remedy
 
 
-@pytest.mark.parametrize(("banned", "level"), [
-    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2-7"}, "ok"),
-    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2"}, "warn"),
-    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "x-y"}, "warn"),
-    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPUS": "0c"}, "warn"),
-    ({"/run/irqbalance/irqbalance4.sock": "2-3"}, "ok"),
-    ({"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2-7", "/run/irqbalance/irqbalance4.sock": ""}, "warn")])
-def test_what_irqbalance_leaves_alone(banned: dict[str, str], level: str) -> None:
-    assert judged("irqbalance", found(banned=banned), daemons=RUNS).level == level
+@pytest.mark.parametrize(("alone", "banned", "level"), [
+    ("2-7", {}, "ok"), ("2", {}, "warn"), ("", {"/run/irqbalance/irqbalance4.sock": "2-3"}, "ok"),
+    ("2-7", {"/run/irqbalance/irqbalance4.sock": ""}, "warn")])
+def test_what_irqbalance_leaves_alone(alone: str, banned: dict[str, str], level: str) -> None:
+    assert judged("irqbalance", found(banned=banned, alone=alone), daemons=RUNS).level == level
 
 
-def test_an_irqbalance_that_does_not_run_or_leaves_isolated_cpus_alone_is_well() -> None:
+def test_an_irqbalance_that_does_not_run_is_well() -> None:
     assert judged("irqbalance", found()).what == "irqbalance does not run"
-    isolated = CpuFacts(CpuSet.parse("0-7"), CpuSet.parse("0-7"), isolated=CpuSet.parse("2-3"))
-    assert judged("irqbalance", found(), daemons=RUNS, cpus=isolated).level is Level.OK
     assert judged("irqbalance", found(), sees=False).level is Level.UNKNOWN
+
+
+@pytest.mark.parametrize(("lines", "alone"), [
+    (["#IRQBALANCE_BANNED_CPULIST=9"], "2-3,5"), (["IRQBALANCE_BANNED_CPULIST=", "IRQBALANCE_BANNED_CPUS="], "2-3,5"),
+    (["IRQBALANCE_BANNED_CPULIST=2-7"], "2-7"), (["IRQBALANCE_BANNED_CPULIST=x-y"], ""),
+    # "Banned CPUs: 00000002" with irqbalance 1.9.2, after it has called the mask discarded
+    (["IRQBALANCE_BANNED_CPUS=00000000,00000002", "IRQBALANCE_BANNED_CPULIST=4"], "1"),
+    (["IRQBALANCE_BANNED_CPUS=zz"], "")])
+def test_a_configured_list_or_mask_replaces_the_isolated_cpus(tmp_path: Path, lines: list[str], alone: str) -> None:
+    IrqTree(tmp_path)
+    make_tree(tmp_path, "sys/devices/system/cpu/isolated = 2-3\nsys/devices/system/cpu/nohz_full = 5\n"
+              "etc/default/irqbalance = " + "\\n".join(lines) + "\n")
+    config = load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.sys": str(tmp_path / "sys")})
+    assert irq_facts(config, tmp_path)["alone"] == alone
 
 
 def test_facts_are_read_of_the_node(tmp_path: Path) -> None:
@@ -101,7 +108,8 @@ def test_facts_are_read_of_the_node(tmp_path: Path) -> None:
     config = load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.sys": str(tmp_path / "sys")})
     assert irq_facts(config, tmp_path) == {
         "interrupts": [[142, "eth0", "2-3", "2", False], [7, "nvme0q1", "5", "5", True]], "trouble": "",
-        "banned": {"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2-3"}, "workqueues": "0-3"}
+        "banned": {"/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST": "2-3"}, "workqueues": "0-3",
+        "alone": "2-3"}
     tree.set(142, "4")
     assert irq_facts(config, tmp_path)["interrupts"][0] == [142, "eth0", "4", "4", False], "it has not come since"
     (tmp_path / "proc/interrupts").unlink()

@@ -75,9 +75,8 @@ def irqbalance(facts: NodeFacts) -> CheckResult:
         return ok("irqbalance does not run", *evidence) if facts.sees else unknown(
             "the node's processes are invisible here", *evidence, remedy="run this as root; in a pod: hostPID: true")
     asked = [cpus for name, cpus in banned.items() if ": " not in name]
-    # What an irqbalance answers counts; without an answer, its configuration, and what it leaves alone by itself.
-    left_alone = union(map(_cpus, asked)) if asked else facts.cpus.isolated | facts.cpus.nohz_full | union(
-        _cpus(cpus) for name, cpus in banned.items() if name.endswith("CPULIST"))
+    # What an irqbalance answers counts; without an answer, its configuration.
+    left_alone = union(map(_cpus, asked or [facts.of_features["irqs"]["alone"]]))
     open_to = _closed(facts) - left_alone
     if open_to:
         return warn(f"irqbalance may move interrupts to exclusive CPUs {open_to}",

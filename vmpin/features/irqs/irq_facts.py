@@ -3,12 +3,14 @@ the mask of the kernel's workqueues."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vmpin.config.settings import Config
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.errors import SourceError
 from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles, parse_mask
 from vmpin.features.irqs.irq_mover import read_irqs
@@ -16,7 +18,7 @@ from vmpin.features.irqs.irq_plan import Irq
 from vmpin.features.irqs.irqbalance import banned_cpus, irqbalance_sockets
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
-from vmpin.host.sysfs import text_of
+from vmpin.host.sysfs import cpu_list, text_of
 
 _CONFIGURATIONS = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 _BANNED = re.compile(r"^\s*(?:export\s+)?(IRQBALANCE_BANNED_CPU(?:LIST|S))=[\"']?([^\"'#\n]*)", re.MULTILINE)
@@ -24,10 +26,13 @@ _BANNED = re.compile(r"^\s*(?:export\s+)?(IRQBALANCE_BANNED_CPU(?:LIST|S))=[\"']
 
 def irq_facts(config: Config, root: Path) -> dict[str, Any]:
     """Read the node. `interrupts`: of each device's the number, the name, the mask, the CPUs that the controller
-    chose, and whether the mask is fixed. `banned`: by file or socket, the CPUs that irqbalance leaves alone.
-    `workqueues`: the CPUs of unbound workqueues."""
+    chose, and whether the mask is fixed. `banned`: by file or socket, the CPUs that irqbalance leaves alone;
+    `alone`: those that it leaves alone as long as nothing else is set over its socket. `workqueues`: the CPUs of
+    unbound workqueues."""
     files = IrqFiles(Procfs(config.paths.proc), config.paths.sys)
-    facts: dict[str, Any] = {"interrupts": [], "trouble": "", "banned": _settings(Files(root)), "workqueues": ""}
+    settings = _settings(Files(root))
+    facts: dict[str, Any] = {"interrupts": [], "trouble": "", "banned": settings, "workqueues": "",
+                             "alone": str(_left_alone(settings, files.sys))}
     for path in irqbalance_sockets():
         if (cpus := banned_cpus(path)) is not None:
             facts["banned"][path] = str(cpus)
@@ -60,3 +65,18 @@ def _settings(files: Files) -> dict[str, str]:
             continue
         settings |= {f"{path}: {key}": value.strip() for key, value in _BANNED.findall(text)}
     return settings
+
+
+def _left_alone(settings: Mapping[str, str], sys_root: str) -> CpuSet:
+    """The CPUs that irqbalance leaves alone by its configuration: a mask, which it calls discarded, else a list;
+    only without both those that two files of the kernel list (cputree.c: setup_banned_cpus). An empty value counts
+    as none."""
+    mask, listed = (next((value for name, value in settings.items() if name.endswith(key) and value), "")
+                    for key in ("CPUS", "CPULIST"))
+    if mask:
+        return parse_mask(mask) or EMPTY
+    if listed:
+        with contextlib.suppress(CpuSetError):
+            return CpuSet.parse(listed)
+        return EMPTY
+    return union(cpu_list(f"{sys_root}/devices/system/cpu/{name}") or EMPTY for name in ("isolated", "nohz_full"))
