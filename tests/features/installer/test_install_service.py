@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli.main import main
+from vmpin.errors import UsageError
 from vmpin.features.installer.verbs import install_service
 from vmpin.features.installer.verbs.install_service import is_untouched, unit_text
 from vmpin.install import data_files
@@ -130,13 +131,22 @@ def test_the_unit_is_the_shipped_one_with_this_program(units: Path, capsys: pyte
 
 @pytest.mark.parametrize(("command", "line"), [
     (["/opt/vmpin/bin/vmpin", "watch"], "/opt/vmpin/bin/vmpin watch"),
-    (["/a b/vmpin", "watch"], '"/a b/vmpin" watch'), (["/50%/$x/v", "watch"], "/50%%/$$x/v watch"),
-    (['/a"\\b', "watch"], '"/a\\"\\\\b" watch')])
+    (["/a b/vmpin", "watch"], '"/a b/vmpin" watch'), (["/50%/$x/v", "watch"], "/50%%/$x/v watch"),
+    (["/v", "--config", '/$x/a"\\b', "watch"], '/v --config "/$$x/a\\"\\\\b" watch')])
 def test_the_path_is_quoted_as_systemd_reads_it(command: list[str], line: str) -> None:
     text = unit_text(SHIPPED, command)
     assert f"\nExecStart={line}\n" in text
     assert is_untouched(text, "another version's")
     assert not is_untouched(text + "\n# mine", "another version's")
+
+
+@pytest.mark.parametrize("command", [
+    ['/a"b/v', "watch"], ["/a'b/v", "watch"], ["/a\\b/v", "watch"], ["/a\tb/v", "watch"], ["/a\x7fb/v", "watch"],
+    ["/v", "--config", "/a\nExecStartPre=x", "watch"]])
+def test_a_command_that_systemd_refuses_is_refused(command: list[str]) -> None:
+    """systemd 252: "Executable name contains special characters", "Unbalanced quoting"."""
+    with pytest.raises(UsageError, match="systemd cannot start"):
+        unit_text(SHIPPED, command)
 
 
 def test_a_copy_of_the_shipped_file_is_no_change() -> None:

@@ -189,8 +189,12 @@ def _next(args: argparse.Namespace, systemd: bool, file: Path) -> str:
 
 
 def unit_text(shipped: str, command: Sequence[str]) -> str:
-    """The shipped unit with the command that starts the watcher, below a line that has the sum of the rest."""
-    start = "ExecStart=" + " ".join(map(_quoted, command))
+    """The shipped unit with the command that starts the watcher, below a line that has the sum of the rest.
+    :raises UsageError: for a command that systemd refuses (src/basic/string-util.c: string_is_safe)."""
+    if re.search(r"[\"'\\\x00-\x1f\x7f]", command[0]) or any("\n" in argument for argument in command):
+        raise UsageError(f"systemd cannot start {' '.join(command)!r}: it takes no quote, backslash or control "
+                         "character in a program's path, and no line break", "install vmpin in another directory")
+    start = f"ExecStart={_quoted(command[0], program=True)} {' '.join(map(_quoted, command[1:]))}"
     body = _EXEC_START.sub(lambda _: start, shipped[shipped.index("[Unit]"):])
     return f"{_HEAD}{_sum(body)}\n{body}"
 
@@ -207,7 +211,9 @@ def _sum(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _quoted(argument: str) -> str:
-    """Quote an argument as systemd reads it in ExecStart= (systemd.service(5), systemd.syntax(7))."""
-    text = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+def _quoted(argument: str, program: bool = False) -> str:
+    """Quote an argument as systemd reads it in ExecStart= (systemd.service(5), systemd.syntax(7)).
+    :param program: whether it is the program's path, in which no variables are replaced."""
+    text = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    text = text if program else text.replace("$", "$$")
     return text if re.fullmatch(r"[\w./+=:,@%$-]+", text) else f'"{text}"'
