@@ -41,9 +41,8 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
         except BlockingIOError:  # many clients wait to be accepted
             _check_running(config, without)
             raise WatcherError(f"{path}: the watcher accepts no connection", hint) from None
-        except PermissionError:
-            raise WatcherError(f"{path}: permission denied",
-                               "use root, or join the group of watch.status_group") from None
+        except OSError as err:
+            raise _no_place(path, err) from None
         try:
             connection.sendall(json.dumps(request).encode() + b"\n")
             try:
@@ -72,6 +71,13 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
         refusal = _parsed(answer, path)
         raise UsageError(printable(refusal["error"]), printable(refusal.get("hint", "")))
     return answer
+
+
+def _no_place(path: str, err: OSError) -> WatcherError:
+    """The error for a socket that cannot be connected to: its path may go through a file, or be too long for one."""
+    if isinstance(err, PermissionError):
+        return WatcherError(f"{path}: permission denied", "use root, or join the group of watch.status_group")
+    return WatcherError(f"{path}: {err.strerror or err}", "correct paths.run")
 
 
 def _parsed(answer: bytes, place: object) -> Document:

@@ -95,6 +95,9 @@ def _loader() -> type[yaml.SafeLoader]:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             seen: set[object] = set()
             for key_node, _ in node.value:
+                if key_node.tag.endswith(":merge"):  # a few lines of it can stand for billions of keys
+                    raise yaml.MarkedYAMLError(problem="a merge key (<<) is not read: write the keys themselves",
+                                               problem_mark=key_node.start_mark)
                 key = self.construct_object(key_node, deep=True)
                 if not isinstance(key, Hashable) or key in seen:
                     raise yaml.MarkedYAMLError(problem=f"key {key!r} cannot be used or is there twice",

@@ -76,6 +76,17 @@ def test_a_watcher_that_does_not_answer_is_no_watcher_that_is_not_there(tmp_path
     assert control_client.ask_raw(config, {"op": "about"}) is None
 
 
+@pytest.mark.parametrize(("run", "why"), [("{file}", "Not a directory"), ("{file}" + "x" * 120, "path too long")])
+def test_a_place_that_can_have_no_socket_is_named(tmp_path: Path, run: str, why: str,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    place = run.format(file=tmp_path / "file")
+    assert main(["--set", f"paths.run={place}", "verify"]) == 3
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"vmpin: {place}/vmpin.sock: ")
+    assert why in printed
+
+
 #: A watcher's lock and socket, of a process that is stopped (SIGSTOP).
 _STOPPED = """\
 import fcntl, os, signal, socket, sys

@@ -246,6 +246,7 @@ def test_a_flag_with_an_unknown_key_is_refused() -> None:
 @pytest.mark.parametrize(("text", "why"), [
     ("log: {level: info}\nlog: {level: debug}", "2: key 'log' cannot be used or is there twice"),
     ("log: {level: info, level: debug}", "1: key 'level' cannot be used or is there twice"),
+    ("policy: &a {vhost: shared}\ndrift:\n  <<: *a\n", "3: a merge key (<<) is not read: write the keys themselves"),
     ("log: {", "1: "),
     ("watch: {resync_seconds: 0x" + "f" * 900 + "}", " 'resync_seconds' holds a number of 3600 bits"),
     ("watch: {qmp: !!bool x}", " not YAML: "),
