@@ -39,7 +39,13 @@ if [ -d /run/systemd/system ]; then
     systemctl try-restart vmpin.service || :
 fi
 """
-REMOVING = "/opt/vmpin/bin/vmpin uninstall || :\n"
+#: `vmpin uninstall` does nothing where it finds a unit that was changed by hand: that stays, but its program goes.
+REMOVING = """\
+/opt/vmpin/bin/vmpin uninstall || {
+    if [ -d /run/systemd/system ]; then systemctl disable --now vmpin.service || :; fi
+    /opt/vmpin/bin/vmpin unpin --all || :
+}
+"""
 REMOVED = "if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi\n"
 
 

@@ -46,6 +46,21 @@ def test_dpkg_has_the_builds_in_the_order_of_their_commits() -> None:
         assert subprocess.run([dpkg, "--compare-versions", older, "lt", newer], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(("code", "called"), [
+    (0, ["uninstall"]), (2, ["uninstall", "systemctl disable --now vmpin.service", "unpin --all"])])
+def test_a_removed_package_leaves_no_masks_whatever_uninstall_finds(tmp_path: Path, code: int,
+                                                                    called: list[str]) -> None:
+    """A unit that was changed by hand stops `vmpin uninstall` before anything is done."""
+    program, tool, log = tmp_path / "vmpin", tmp_path / "systemctl", tmp_path / "log"
+    program.write_text(f"#!/bin/sh\necho \"$*\" >>{log}\nexit {code}\n")
+    tool.write_text(f"#!/bin/sh\necho \"systemctl $*\" >>{log}\nexit 1\n")
+    for file in program, tool:
+        file.chmod(0o755)
+    script = packages.REMOVING.replace("/opt/vmpin/bin/vmpin", str(program)).replace("/run/systemd/system", "/")
+    subprocess.run(["sh", "-ec", script], check=True, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert log.read_text().splitlines() == called
+
+
 def locked(path: Path) -> dict[str, tuple[Version, int]]:
     """Each package of a lock file: its version, and the number of its hashes."""
     texts = re.split(r"\n(?=\S)", path.read_text())
