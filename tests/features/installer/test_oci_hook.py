@@ -198,7 +198,9 @@ def test_an_interpreter_the_kernel_would_not_find_is_refused(python: str) -> Non
 
 
 @pytest.mark.parametrize("bad", [{"stages": ()}, {"stages": ("poststarts",)}, {"socket": Path("s")},
-                                 {"spool": Path("/a\nb")}, {"deadline_ms": 0}, {"deadline_ms": 1000, "timeout_s": 1}])
+                                 {"spool": Path("/a\nb")}, {"deadline_ms": 0}, {"deadline_ms": 1000, "timeout_s": 1},
+                                 # with these the script itself, or each connection, would fail
+                                 {"deadline_ms": 10**7, "timeout_s": 10**5}, {"socket": Path("/" + "x" * 107)}])
 def test_options_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as error:
         HookOptions(**bad)
@@ -210,6 +212,7 @@ def test_the_defaults_are_the_defaults_of_the_script() -> None:
     assert f'"--socket": "{oci_hook.DEFAULT_SOCKET}"' in text
     assert f'"--spool": "{oci_hook.DEFAULT_SPOOL}"' in text
     assert f'"--deadline": "{oci_hook.DEFAULT_DEADLINE_MS}"' in text
+    assert "0 < int(deadline) < 10**7" in text, "as HookOptions permits it"
     assert ", ".join(f'"{stage}"' for stage in oci_hook.STAGES) in text
 
 

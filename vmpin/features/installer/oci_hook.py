@@ -42,6 +42,8 @@ DEFAULT_DEADLINE_MS = 200
 #: The runtime's own limit fails the container, so it is far beyond the hook's deadline: it only has to end an
 #: interpreter that cannot be started, on a node whose disk hangs.
 DEFAULT_TIMEOUT_S = 30
+#: The longest deadline that the script takes, and the longest path of a socket (linux/un.h: UNIX_PATH_MAX).
+_LONGEST_MS, _LONGEST_SOCKET = 10**7 - 1, 107
 #: Bytes that are read of a script or registration; a registration has some hundred, the script a few thousand.
 MAX_BYTES = 1 << 20
 
@@ -73,6 +75,12 @@ class HookOptions:
             if not path.is_absolute() or not str(path).isprintable():
                 raise UsageError(f"the {name} path {str(path)!r} is not absolute and printable",
                                  "the hook runs in the container's bundle directory")
+        if len(os.fsencode(self.socket)) > _LONGEST_SOCKET:
+            raise UsageError(f"the socket path has {len(os.fsencode(self.socket))} bytes, and a socket's at most "
+                             f"{_LONGEST_SOCKET}", "choose a shorter one, also as paths.run")
+        if self.deadline_ms > _LONGEST_MS:
+            raise UsageError(f"a deadline of {self.deadline_ms} ms is longer than the hook's {_LONGEST_MS} ms",
+                             "a container waits for it at each stage")
         if not 1 <= self.deadline_ms < self.timeout_s * 1000:
             raise UsageError(f"a deadline of {self.deadline_ms} ms is not between 1 ms and the runtime's timeout of "
                              f"{self.timeout_s} s", "the runtime fails the container when its timeout ends the hook")
