@@ -87,8 +87,8 @@ def _value(match: re.Match[str]) -> Value | None:
 
 
 @cache
-def _loader() -> type[yaml.SafeLoader]:
-    """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass."""
+def _loader(as_go: bool) -> type[yaml.SafeLoader]:
+    """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass; not with `as_go`."""
     import yaml  # here, as most files do without it (parse_plain)
 
     class Loader(yaml.SafeLoader):
@@ -99,7 +99,7 @@ def _loader() -> type[yaml.SafeLoader]:
                     raise yaml.MarkedYAMLError(problem="a merge key (<<) is not read: write the keys themselves",
                                                problem_mark=key_node.start_mark)
                 key = self.construct_object(key_node, deep=True)
-                if not isinstance(key, Hashable) or key in seen:
+                if not isinstance(key, Hashable) or (key in seen and not as_go):
                     raise yaml.MarkedYAMLError(problem=f"key {key!r} cannot be used or is there twice",
                                                problem_mark=key_node.start_mark)
                 seen.add(key)
@@ -160,12 +160,15 @@ def read(path: Path, most: int, pipe: bool = False) -> bytes:
     return raw
 
 
-def parse(path: Path, raw: bytes) -> object:
-    """The document that was read from `path`. :raises ConfigError: as load."""
+def parse(path: Path, raw: bytes, as_go: bool = False) -> object:
+    """The document that was read from `path`.
+    :param as_go: as Go's parsers read it: the first document alone, and of a key given twice the last value.
+    :raises ConfigError: as load."""
     import yaml
 
     try:
-        document = yaml.load(raw.decode("utf-8"), Loader=_loader())
+        loader = _loader(as_go)(raw.decode("utf-8"))
+        document = loader.get_data() if as_go else loader.get_single_data()
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: not UTF-8 text (byte {err.start})") from err
     except yaml.MarkedYAMLError as err:

@@ -86,7 +86,7 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     directory, settings = last_value(flags, "root-dir"), dict[str, FoundSetting]()
     read: list[str] = []
     for path in _paths(files, program, flags) if service is None else _managed(files, service, flags):
-        document = _document(files, path, trouble)
+        document = _document(files, path, trouble, as_go=True)
         if document is not None and document.get("kind") in (_KIND, _EDGE_KIND):
             read.append(path)
             own, named = (document, "") if document["kind"] == _KIND else _of_edgecore(document)
@@ -244,11 +244,13 @@ def _variable(program: Program, name: str) -> str:
     return program.environment.get(f"{program.name.upper()}_{name}", "")
 
 
-def _document(files: Files, path: str, trouble: list[str]) -> Mapping[str, object] | None:
-    """The object in a YAML or JSON file; None without one. Appends to `trouble` why a file cannot be read."""
+def _document(files: Files, path: str, trouble: list[str], as_go: bool = False) -> Mapping[str, object] | None:
+    """The object in a YAML or JSON file; None without one. Appends to `trouble` why a file cannot be read.
+    :param as_go: of the kubelet, which only warns of a key that is given twice (pkg/kubelet/kubeletconfig/util/codec:
+        lenient decoding)."""
     try:
         raw = files.read(path)
-        document = None if raw is None else yaml_file.parse(Path(path), raw)
+        document = None if raw is None else yaml_file.parse(Path(path), raw, as_go)
     except (ConfigError, SourceError) as err:
         trouble.append(str(err))
         return None

@@ -82,6 +82,16 @@ def test_a_file_that_is_no_yaml_is_said_to_be_none(tmp_path: Path, text: str) ->
     assert (made.settings, len(made.trouble)) == ({}, 1)
 
 
+@pytest.mark.parametrize("text", [
+    f"{CONFIG}cpuManagerPolicy: none\\ncpuManagerPolicy: static", f"---\\n{CONFIG}cpuManagerPolicy: static\\n---",
+    f"{CONFIG}cpuManagerPolicy: static\\n---\\n{CONFIG}cpuManagerPolicy: none",
+    f"{CONFIG}cpuManagerPolicy: static\\n...\\njunk: ["])
+def test_a_file_is_read_as_gos_parser_reads_it(tmp_path: Path, text: str) -> None:
+    """sigs.k8s.io/yaml 1.6: of a key the last value, of several documents the first."""
+    made = found(tmp_path, f"var/lib/kubelet/config.yaml = {text}\n")
+    assert (made.text("cpuManagerPolicy"), made.trouble) == ("static", ())
+
+
 def test_a_configuration_of_k3s_that_is_no_yaml_is_reported_once(tmp_path: Path) -> None:
     made = found(tmp_path, "etc/rancher/k3s/config.yaml = a: b: c\n", Program(5, "k3s", ["/usr/local/bin/k3s server"]))
     assert (made.settings, len(made.trouble)) == ({}, 1)
