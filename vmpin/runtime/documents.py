@@ -44,7 +44,7 @@ def load_toml(files: Files, path: str) -> Table | None:
     if text is None:
         return None
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(text.removeprefix("\ufeff"))  # Kata's and CRI-O's parsers take a byte order mark
         _check(table)
     except (ValueError, RecursionError) as err:  # ValueError also for an integer of more than 4,300 digits
         raise SourceError(path, f"is not TOML: {str(err)[:100]}") from err

@@ -10,7 +10,8 @@ beside it, and merge its files sorted by name. A pod's annotations may override 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from vmpin.domain.facts import Engine, FoundSetting, Handler, KataConfig
 from vmpin.errors import SourceError
@@ -122,18 +123,23 @@ def read(files: Files, path: str, readers: Sequence[str]) -> KataConfig | None:
             if file == real:
                 return None
             continue
-        settings |= {key: FoundSetting(value, path if file == real else file) for key, value in _picked(table)}
         if dig(table, "runtime", "hypervisor_name") is not None:
             runtime = "rs"  # runtime-rs only: the Go runtime takes the hypervisor from the section's name
+        picked = _picked(table, _folded if runtime == "go" else dict)
+        settings |= {key: FoundSetting(value, path if file == real else file) for key, value in picked}
     return KataConfig(path, runtime, tuple(readers), over, settings)
 
 
-def _picked(table: Table) -> Iterable[tuple[str, object]]:
-    for section, keys in (("runtime", RUNTIME), ("factory", FACTORY)):
-        for key in keys:
-            if (value := dig(table, section, key)) is not None:
-                yield f"{section}.{key}", value
-    for name, hypervisor in tables(table.get("hypervisor")):
-        for key in HYPERVISOR:
-            if (value := hypervisor.get(key)) is not None:
-                yield f"hypervisor.{name}.{key}", value
+def _folded(table: Mapping[str, Any]) -> Table:
+    """The table with its keys in small letters, as Go's parser ignores case; one that has only such letters counts
+    before others (BurntSushi/toml decode.go: unifyStruct)."""
+    return {key.lower(): value for key, value in sorted(table.items(), key=lambda item: item[0].islower())}
+
+
+def _picked(table: Table, fold: Callable[[Table], Table]) -> Iterable[tuple[str, object]]:
+    top = fold(table)
+    sections = {**dict(tables(top)), **{f"hypervisor.{name}": own for name, own in tables(top.get("hypervisor"))}}
+    for name, section in sections.items():
+        values = fold(section)
+        keys = HYPERVISOR if name.startswith("hypervisor.") else {"runtime": RUNTIME, "factory": FACTORY}.get(name, ())
+        yield from ((f"{name}.{key}", values[key]) for key in keys if key in values)

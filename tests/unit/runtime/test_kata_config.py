@@ -99,6 +99,19 @@ def test_a_file_that_is_no_toml_is_said_to_be_none(tmp_path: Path, text: str) ->
     assert "k.toml: is not TOML" in config.trouble
 
 
+def test_gos_runtime_ignores_the_case_of_keys_and_a_byte_order_mark(tmp_path: Path) -> None:
+    """BurntSushi/toml 1.6; runtime-rs does not ignore case (serde)."""
+    make_tree(tmp_path, """
+        k.toml = \ufeff[Hypervisor.qemu]\\nDefault_VCPUs = 2\\ndefault_vcpus = 3\\n\
+[RUNTIME]\\nEnable_vcpus_Pinning = true
+        runtime-rs/k.toml = [Hypervisor.qemu]\\ndefault_vcpus = 3\\n[runtime]\\nEnable_vcpus_pinning = true
+    """)
+    go, rs = found(tmp_path, handler("go", "/k.toml"), handler("rs", "/runtime-rs/k.toml"))
+    assert values(go) == {"hypervisor.qemu.default_vcpus": (3, "/k.toml"),
+                          "runtime.enable_vcpus_pinning": (True, "/k.toml")}
+    assert values(rs) == {}
+
+
 def test_a_broken_drop_in_is_named(tmp_path: Path) -> None:
     make_tree(tmp_path, "k.toml = [runtime]\nconfig.d/9.toml = = broken\n")
     (config,) = found(tmp_path, handler("kata", "/k.toml"))
