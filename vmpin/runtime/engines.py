@@ -26,9 +26,9 @@ _NRI_PLUGINS = "/opt/nri/plugins"
 _MAX_IMPORTS = 50
 #: The PATH of containerd's service, in which it finds shims.
 _SHIM_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
-#: cri-o: pkg/config/config.go (one; its --hooks-dir is not taken); podman: docs/source/markdown/podman.1.md.
-_CRIO_HOOKS = ("/usr/share/containers/oci/hooks.d",)
-_PODMAN_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+#: The only default of cri-o (pkg/config/config.go; its --hooks-dir is not taken) and of podman (containers/common
+#: pkg/config: DefaultHooksDirs; 4.3 runs no hook of /etc/containers/oci/hooks.d).
+_HOOKS = ("/usr/share/containers/oci/hooks.d",)
 
 
 def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
@@ -177,7 +177,7 @@ def _crio(files: Files, program: Program | None) -> Engine:
                                  program=program))
     nri = dig(config, "crio", "nri")
     on, closed = flag_switch(argv, "enable-nri"), flag_switch(argv, "nri-disable-connections")
-    hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
+    hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(nri, "enable_nri")) if on is None else on,
                   flag(argv, "nri-listen") or string(dig(nri, "nri_listen")), tuple(handlers),
@@ -204,7 +204,7 @@ def _podman(files: Files) -> Engine:
              *files.glob("/etc/containers/containers.conf.d/*.conf"))
     for _, table in loaded.load(paths):
         hooks = strings(dig(table, "engine", "hooks_dir")) or hooks
-    return Engine("podman", files=tuple(loaded.read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(loaded.trouble))
+    return Engine("podman", files=tuple(loaded.read), hooks_dirs=hooks or _HOOKS, trouble=tuple(loaded.trouble))
 
 
 def _handler(files: Files, engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,

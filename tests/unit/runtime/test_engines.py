@@ -216,7 +216,7 @@ def test_crio_reads_hooks_from_one_directory_unless_configured(tmp_path: Path) -
 
 def test_podman_names_where_it_looks_for_hooks(tmp_path: Path) -> None:
     usual = found(tmp_path / "a", "usr/bin/podman = x\n")["podman"]
-    assert usual.hooks_dirs == ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+    assert usual.hooks_dirs == ("/usr/share/containers/oci/hooks.d",)
     own = found(tmp_path / "b", 'etc/containers/containers.conf = [engine]\\nhooks_dir = ["/h"]\n')["podman"]
     assert own.hooks_dirs == ("/h",)
 
