@@ -287,22 +287,39 @@ def test_the_hook_needs_the_standard_library_and_python_3_9_alone() -> None:
     ast.parse(path.read_bytes(), feature_version=(3, 9))
 
 
-def shadowed(table: symtable.SymbolTable) -> Iterator[tuple[int, str]]:
-    """Lines and names of comprehensions in a function that bind a name which the function has from an outer one."""
-    for inner in table.get_children():
-        yield from shadowed(inner)
-        if (isinstance(table, symtable.Function) and isinstance(inner, symtable.Function)
-                and inner.get_name() in ("listcomp", "setcomp", "dictcomp")):
-            yield from ((inner.get_lineno(), name) for name in {*table.get_frees()} & {*inner.get_locals()})
+class _Uninlined(ast.NodeTransformer):
+    """Makes list, set and dict comprehensions generator expressions with the name INLINED: a scope of their own in
+    the symbol table of each Python, as the comprehensions are until 3.11."""
+
+    def comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp) -> ast.GeneratorExp:
+        self.generic_visit(node)
+        node.generators[0].ifs.append(ast.Name("INLINED", ast.Load()))
+        element = ast.Tuple([node.key, node.value], ast.Load()) if isinstance(node, ast.DictComp) else node.elt
+        return ast.GeneratorExp(element, node.generators)
+
+    visit_ListComp = visit_SetComp = visit_DictComp = comprehension
+
+
+def shadowed(code: str | bytes) -> list[tuple[str, str]]:
+    """Names that a comprehension in a function binds and the function has from an outer one, with the function's."""
+    def within(table: symtable.SymbolTable) -> Iterator[tuple[str, str]]:
+        for inner in table.get_children():
+            yield from within(inner)
+            if (isinstance(table, symtable.Function) and isinstance(inner, symtable.Function)
+                    and "INLINED" in inner.get_identifiers()):
+                yield from ((table.get_name(), name) for name in {*table.get_frees()} & {*inner.get_locals()})
+
+    return [*within(symtable.symtable(ast.unparse(_Uninlined().visit(ast.parse(code))), "", "exec"))]
 
 
 def test_no_comprehension_takes_a_name_that_its_function_has_from_an_outer_one() -> None:
     """Python 3.12 and 3.13 make the comprehension a part of the function, whose other comprehensions and lambdas then
     find the name without a value (NameError)."""
-    code = "def f(a):\n def g(b): return tuple(a for _ in b), [a for a in b]\n return g"
-    assert [*shadowed(symtable.symtable(code, "", "exec"))] == [(2, "a")]
-    assert [(module, *place) for module, path in MODULES.items()
-            for place in shadowed(symtable.symtable(path.read_text("utf-8"), module, "exec"))] == []
+    code = "def f(a):\n def g(b): return tuple(a for _ in b), {}\n return g"
+    for comprehension in "[a for a in b]", "{a for a in b}", "{a: 1 for a in b}":
+        assert shadowed(code.format(comprehension)) == [("g", "a")]
+    assert shadowed(code.format("tuple(a for a in b)")) == shadowed(code.format("[c for c in b]")) == []
+    assert [(module, *place) for module, path in MODULES.items() for place in shadowed(path.read_bytes())] == []
 
 
 def test_what_comes_from_outside_stays_in_its_place() -> None:

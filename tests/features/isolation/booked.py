@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 from vmpin.features.isolation.books_database import SCHEMA, add_booked, figures_of
 from vmpin.features.isolation.isolation_books import MINUTE, Booked, IsolationBooks, OwnerBook
@@ -14,6 +15,9 @@ class Database:
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:")
         self.connection.executescript(SCHEMA)
+
+    def close(self) -> None:
+        self.connection.close()
 
     def add(self, books: IsolationBooks | OwnerBook, most: int = 1 << 30) -> None:
         """Write what was booked since the last call. :param most: bytes."""
@@ -41,6 +45,7 @@ class Database:
 
 def figures_between(book: OwnerBook, since: int, now: int) -> Figures:
     """Of all that was booked, which is taken from the book."""
-    figures = Database().period(book, since, now)
+    with closing(Database()) as database:
+        figures = database.period(book, since, now)
     assert figures is not None
     return figures

@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,14 +31,20 @@ MS = 10**6
 SCAN = host("scan")
 
 
+@pytest.fixture
+def database() -> Iterator[Database]:
+    with closing(Database()) as made:
+        yield made
+
+
 def owning(*cpus: int) -> OwnerBook:
     book = OwnerBook("owner", 0, number=1)
     book.cpus = CpuSet(cpus)
     return book
 
 
-def test_minutes_that_are_written_in_parts_add_up() -> None:
-    database, book = Database(), owning(2, 3)
+def test_minutes_that_are_written_in_parts_add_up(database: Database) -> None:
+    book = owning(2, 3)
     for _ in range(3):
         book.book(5 * MINUTE, found(10, 4, (2, 3)))
         book.add_runs(5 * MINUTE, [ForeignRun(BACKUP, 2, SECOND)])
@@ -80,8 +86,8 @@ def test_an_interval_counts_in_the_minutes_in_which_it_was(every: int) -> None:
     assert sum(unwatched.values()) == figures.unwatched == 21 * 60_000
 
 
-def test_an_owner_that_has_ended_is_reported_up_to_its_last_reading() -> None:
-    books, database = IsolationBooks(), Database()
+def test_an_owner_that_has_ended_is_reported_up_to_its_last_reading(database: Database) -> None:
+    books = IsolationBooks()
     book = books.of("owner", 5 * MINUTE, 1, 5 * MINUTE)
     book.book(6 * MINUTE, found(60))
     books.end(set(), 90 * MINUTE)
@@ -118,8 +124,8 @@ def test_the_worst_minute_has_its_cpu_and_its_foremost_program() -> None:
     assert list(sums.by_program.items()) == [(SCAN, 5000), (BACKUP, 4000)]
 
 
-def test_without_foreign_time_above_the_imprecision_no_minute_is_the_worst() -> None:
-    database, book = Database(), owning(2)
+def test_without_foreign_time_above_the_imprecision_no_minute_is_the_worst(database: Database) -> None:
+    book = owning(2)
     book.begin(0, 20 * MS)
     book.book(MINUTE, found(60, 0.02))
     assert database.minutes(book, 0, 1).worst is None
@@ -127,8 +133,8 @@ def test_without_foreign_time_above_the_imprecision_no_minute_is_the_worst() -> 
     assert database.minutes(book, 0, 2).worst is not None
 
 
-def test_a_period_in_which_a_series_began_earlier_is_imprecise_once_more() -> None:
-    database, book = Database(), owning(2)
+def test_a_period_in_which_a_series_began_earlier_is_imprecise_once_more(database: Database) -> None:
+    book = owning(2)
     book.begin(0, 20 * MS)
     for minute in range(1, 10):
         book.book(minute * MINUTE, found(60))
@@ -147,8 +153,8 @@ def test_a_period_has_parts_of_whole_minutes() -> None:
     assert [sums.foreign for *_, sums in bins] == [120, *[180] * 32, 120]
 
 
-def test_more_than_a_day_is_dropped() -> None:
-    books, database = IsolationBooks(), Database()
+def test_more_than_a_day_is_dropped(database: Database) -> None:
+    books = IsolationBooks()
     book = books.of("owner", 0, 0, 0)
     for minute in range(1, MINUTES + 300):
         book.book(minute * MINUTE, found(60, 0.6))
@@ -161,8 +167,8 @@ def test_more_than_a_day_is_dropped() -> None:
     assert database.minutes(book, 0, MINUTES + 299).account.foreign == 600 * database.count("minute")
 
 
-def test_what_an_owner_that_is_forgotten_had_is_dropped() -> None:
-    books, database = IsolationBooks(), Database()
+def test_what_an_owner_that_is_forgotten_had_is_dropped(database: Database) -> None:
+    books = IsolationBooks()
     for begun in (7, 8):
         book = books.of("owner", MINUTE, begun, 0)
         book.book(MINUTE + SECOND, found(1, 0.6))
@@ -172,9 +178,9 @@ def test_what_an_owner_that_is_forgotten_had_is_dropped() -> None:
     assert database.count("owner", "begun") == 8
 
 
-def test_where_the_tables_are_too_large_the_oldest_hours_go() -> None:
+def test_where_the_tables_are_too_large_the_oldest_hours_go(database: Database) -> None:
     most = 200_000
-    books, database = IsolationBooks(), Database()
+    books = IsolationBooks()
     book = books.of("owner", 0, 0, 0)
     for minute in range(1, 1000):
         book.book(minute * MINUTE, found(60, 0.6, tuple(range(64))))
@@ -195,8 +201,8 @@ def books_size(database: Database, books: IsolationBooks, most: int) -> None:
     assert page * (count - free) <= most
 
 
-def test_owners_that_were_kept_are_loaded() -> None:
-    books, database = IsolationBooks(), Database()
+def test_owners_that_were_kept_are_loaded(database: Database) -> None:
+    books = IsolationBooks()
     book = books.of("owner", 5 * MINUTE, 77, 4 * MINUTE)
     book.namespace, book.pod, book.kind, book.cpus = "demo", "shop", "vm", CpuSet([2, 3])
     books.of("other", 5 * MINUTE, 0, 4 * MINUTE)
@@ -209,15 +215,17 @@ def test_owners_that_were_kept_are_loaded() -> None:
         name: owner.described for name, owner in books.owners.items()}
     with pytest.raises(ValueError, match="no whole number"):
         kept_books(database.connection, 4 * MINUTE - 1)  # no time of this boot is later
-    assert kept_books(Database().connection, 10 * MINUTE).owners == {}
+    with closing(Database()) as empty:
+        assert kept_books(empty.connection, 10 * MINUTE).owners == {}
 
 
 @pytest.mark.parametrize(("table", "column"), [
     ("owner", "since"), ("owner", "cpus"), ("owner", "until"), ("books", "alive"), ("minute", "seen"),
     ("cpu", "spent"), ("program", "kind")])
 @pytest.mark.parametrize("value", ["x", -(1 << 63), (1 << 63) - 1, 1.5, b"\xff", "9" * 5000])
-def test_a_figure_that_no_watcher_writes_is_refused_or_a_number(table: str, column: str, value: object) -> None:
-    database, books = Database(), IsolationBooks()
+def test_a_figure_that_no_watcher_writes_is_refused_or_a_number(
+        database: Database, table: str, column: str, value: object) -> None:
+    books = IsolationBooks()
     book = books.of("owner", 5 * MINUTE, 77, 4 * MINUTE)
     book.cpus = CpuSet([2])
     book.book(5 * MINUTE, found(60, 4))

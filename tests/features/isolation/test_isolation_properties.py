@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -163,9 +164,9 @@ def test_a_period_is_the_sum_of_its_parts(slices: list[Slice], cut: int) -> None
     middle = min(last, cut)
     if not middle:
         return
-    database = Database()
-    whole = database.minutes(book, 0, last).account
-    first, second = (database.minutes(book, *span).account for span in ((0, middle - 1), (middle, last)))
+    with closing(Database()) as database:
+        whole = database.minutes(book, 0, last).account
+        first, second = (database.minutes(book, *span).account for span in ((0, middle - 1), (middle, last)))
     parts = Account(*map(sum, zip(first, second, strict=True)))
     assert all(0 <= sum_ - part <= 1 for name, sum_, part in zip(Account._fields, whole, parts, strict=True)
                if name not in ("slack", "foreign")), "but for what is left of milliseconds"

@@ -250,10 +250,12 @@ def test_a_removed_run_directory_is_made_again_at_the_next_resync(place: Place) 
 
 def test_it_ends_and_touches_nothing_when_another_process_takes_the_lock(place: Place) -> None:
     place.config(watch__resync_seconds="0.1", watch__on_exit="unpin")
+    ends: list[Callable[[], None]] = []
 
     async def main() -> None:
         config = place.config()
         async with place.watching() as watcher:
+            ends.extend(present(part.end for part in watcher.parts.values()))
             for settled in present(part.settled for part in watcher.parts.values()):
                 await settled()  # its databases are open: what they write is in the removed directory
             with contextlib.ExitStack() as stack:
@@ -269,6 +271,9 @@ def test_it_ends_and_touches_nothing_when_another_process_takes_the_lock(place: 
 
     with pytest.raises(LockHeldError, match="another vmpin"):
         asyncio.run(main())
+    assert ends
+    for end in ends:  # its databases end with its process; closed here, they write nothing either
+        end()
     assert sorted(os.listdir(place.root / "run")) == ["lock", "state.json"]
 
 
