@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 PRODUCT = f"{Path(__file__).parents[1] / 'vmpin'}/"
 #: Values, which a reader takes as words: they decide nothing, and call nothing on the way.
-VALUES = ("bounded.py", "cpuset.py", "errors.py", "log.py", "domain/")
+VALUES = ("bounded.py", "cpuset.py", "errors.py", "log.py", "named_tuple.py", "domain/")
 #: What follows from events alone is no value.
 DECIDING = ("domain/desired_state.py",)
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vmpin.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -50,13 +52,7 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 T = TypeVar("T")
 
 
-@dataclass_transform(kw_only_default=True)
-class Parts(SimpleNamespace):
-    """Values by name, given by keyword and not changed afterwards. A named tuple would compile the types of its fields
-    in every command, as they are imported for type checkers alone."""
-
-
-class SocketRequest(Parts):
+class SocketRequest(NamedTuple):
     """A request of the control socket."""
 
     #: (the request, its sandbox or None) → the JSON object, or a coroutine or stream of it.
@@ -67,7 +63,7 @@ class SocketRequest(Parts):
     admit: Callable[[], None] | None = None
 
 
-class ScenarioKeys(Parts):
+class ScenarioKeys(NamedTuple):
     """Keys of scenarios."""
 
     names: Sequence[str]
@@ -78,7 +74,7 @@ class ScenarioKeys(Parts):
     help: str  #: A scenario with them, for the help of `vmpin plan`.
 
 
-class Comparison(Parts):
+class Comparison(NamedTuple):
     """What a feature compared for `vmpin verify`: whether all is in place, members of the document, lines of the
     text."""
 
@@ -91,14 +87,14 @@ class Comparison(Parts):
     alone: bool = False
 
 
-class ExplainedPods(Parts):
+class ExplainedPods(NamedTuple):
     """Pods and their containers, and sentences about one of them, by its id."""
 
     pods: Sequence[NamedSandbox]
     sentences: Callable[[str], Sequence[str]]
 
 
-class WatcherPart(Parts):
+class WatcherPart(NamedTuple):
     """What a feature does in a running watcher, in its event loop. A feature that is switched off makes none."""
 
     #: Tasks by name, as metrics and logs have it; one that fails is started again.
@@ -145,7 +141,7 @@ class WatcherPart(Parts):
     metrics: Callable[[NodeView, bool], Iterable[Metric]] | None = None
 
 
-class Feature(Parts):
+class Feature(NamedTuple):
     """The parts of a feature. A part that it does not have is None, or empty."""
 
     name: str

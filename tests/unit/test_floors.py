@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 #: A package imports packages of lower floors alone, and none of its own floor. A module at the root counts as one.
 FLOORS = {
-    "bounded": 0, "cpuset": 0, "feature": 0, "log": 0,
+    "bounded": 0, "cpuset": 0, "feature": 0, "log": 0, "named_tuple": 0,
     "errors": 1, "domain": 1, "protocol": 1,
     "wire": 2, "placement": 2,
     "host": 3,
@@ -36,11 +36,11 @@ FLOORS = {
     "cli": 11,
 }
 #: All that may be at the root of the package: what the hook or the guest needs there, or everything.
-AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "feature", "log"}
+AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "feature", "log", "named_tuple"}
 #: What is shared with the guest: the standard library alone, Python 3.9.
-SHARED = ("bounded", "cpuset", "protocol")
+SHARED = ("bounded", "cpuset", "named_tuple", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
-PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement",
+PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "named_tuple", "domain", "protocol", "wire", "placement",
               "scenario",
               "domain.finding",
               *(f"features.doctor.{name}" for name in (

@@ -83,7 +83,7 @@ def checkpoint(text: str) -> Iterable[int]:
 
 
 def state(text: str) -> Iterable[int]:
-    saved = unpack(load_json(f'{{"sandboxes":{{"a":{{"threads":[[{text},{text}],"names",[{text}],'
+    saved = unpack(load_json(f'{{"sandboxes":{{"a":{{"vcpu_threads":[[{text},{text}],"names",[{text}],'
                              f'[[{text},{text},{text}]]]}}}}}}'), lambda moment: moment)
     found = saved.vcpus[SandboxId("a")]
     return [*found.vmm, *found.gone, *(number for thread, vcpu in found.threads.items() for number in (*thread, vcpu))]

@@ -3,12 +3,15 @@ domain.assignments) is the table of all authorities in their order; `Authorities
 the rulings in force.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.assignments import Assignments, Rank, Ruling, Rulings, by_annotation, by_pool
 from vmpin.domain.desired_state import DesiredState
+from vmpin.named_tuple import NamedTuple
 
 
 class Authority(Protocol):

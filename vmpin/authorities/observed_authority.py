@@ -4,14 +4,16 @@ It needs no configuration, and works with any program that sets the cpusets of a
 and topology-aware, koordinator). It errs towards sharing: a single container without a cpuset may use every CPU.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Assignments, Owner, Rank
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState, is_full
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.named_tuple import NamedTuple
 
 #: A CPU that its owner lost to a new container stays shared for at least so long (s), even if that container ends
 #: sooner: a container that is created and removed every second must not move another pod's vCPUs every second. For so

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import NamedTuple
+
+from vmpin.named_tuple import NamedTuple
 
 
 class Parameter(NamedTuple):

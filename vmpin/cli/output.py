@@ -4,12 +4,14 @@ A table is laid out within a width: cells are broken between words and after com
 does not suffice, columns are left out or names are broken, and then the table is cut into several.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from vmpin.domain.terminal import printable
+from vmpin.named_tuple import NamedTuple
 
 VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "unmanaged": "yellow",
             "off": "dim", "yes": "green", "no": "red"}
@@ -73,7 +75,7 @@ def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Itera
     return ((" " * block.gap).join(line).rstrip() for lines in lines_of(rows, block) for line in lines)
 
 
-def _styled(rows: Sequence[Sequence[str]], block: "Block", styles: dict[str, str]) -> list[Line]:
+def _styled(rows: Sequence[Sequence[str]], block: Block, styles: dict[str, str]) -> list[Line]:
     """The columns of this block, their titles underlined."""
     styled: list[Line] = []
     for row, lines in zip(rows, lines_of(rows, block), strict=True):
@@ -211,7 +213,7 @@ def _cut(keys: Sequence[int], full: Sequence[int], least: Sequence[int], width: 
     return blocks
 
 
-def lines_of(rows: Sequence[Sequence[str]], block: "Block") -> list[list[list[str]]]:
+def lines_of(rows: Sequence[Sequence[str]], block: Block) -> list[list[list[str]]]:
     """The lines of each row in this block, each a list of its cells, filled up to the columns' widths."""
     from vmpin.domain.wrapping import wrapped
     lines_by_row = []

@@ -1,9 +1,10 @@
 """`vmpin verify`: checks that every thread is, and was, on its CPUs. For scripts and alerts."""
 
+from __future__ import annotations
+
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
@@ -23,6 +24,7 @@ from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import number_of, pod_name, short_id
 from vmpin.errors import UnseenError
 from vmpin.feature import Comparison, features, present
+from vmpin.named_tuple import NamedTuple
 from vmpin.status.selection import Selection
 
 _ABOUT = """\

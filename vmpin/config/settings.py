@@ -2,13 +2,14 @@
 
 The section classes below are the table of settings: a field is a key, its type the type of the value, and its default
 the `Setting` that holds the key's default value, its parser and its explanation. `loading.load` makes a `Config` of
-them. Named tuples, as every command imports this module and a dataclass takes three times as long to make; without
-`from __future__ import annotations`, as typing would compile each annotation."""
+them. Named tuples, as every command imports this module and a dataclass takes longer to make."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.config import values
 from vmpin.config.values import Setting, setting
@@ -17,6 +18,7 @@ from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
 from vmpin.errors import ConfigError
 from vmpin.feature import features, present
+from vmpin.named_tuple import NamedTuple
 
 
 def _rule(key: str, default: object, help_text: str) -> Any:

@@ -2,12 +2,15 @@
 
 A parser raises ValueError with what is wrong about the value."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 from vmpin.bounded import parse_real, parse_whole, real, whole
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.named_tuple import NamedTuple
 
 
 def one_of(*names: str) -> Callable[[object], str]:

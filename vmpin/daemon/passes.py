@@ -7,13 +7,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from vmpin import log
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon.state_saving import StateSaving
 from vmpin.domain.model import SandboxId
 from vmpin.guests.manager import GuestManager
+from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.reconcile.reconciler import PassReport, Reconciler

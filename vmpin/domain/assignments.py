@@ -1,15 +1,17 @@
 """Assignments: the decision of an authority on the exclusive CPUs of the node's containers. `placement.rulings`
 applies it to each container. """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import Container, SandboxId, uid_of
+from vmpin.named_tuple import NamedTuple
 
 #: The owner of CPUs: (pod uid, container name), (pod uid, "") for a pod as a whole, or ("", container id).
 Owner = tuple[str, str]

@@ -1,10 +1,13 @@
 """Contention: another program repeatedly changes the masks of the same threads, or of what else has one. Pure."""
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Hashable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.named_tuple import NamedTuple
 
 #: Seconds within which repairs count as contention; longer if the resyncs for so many repairs take longer.
 MINUTE = 60.0

@@ -4,14 +4,16 @@ Pure: `reduce` never mutates a state. If an event changes nothing it returns the
 reconciler has nothing to do. Events may be late, duplicated or out of order.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain import events
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
+from vmpin.named_tuple import NamedTuple
 
 #: A report takes memory until its sandbox is removed; a node runs a few hundred pods.
 MAX_SANDBOXES, MAX_CONTAINERS = 4096, 512

@@ -12,7 +12,7 @@ default of containerd (internal/nri) and CRI-O."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from vmpin.named_tuple import NamedTuple
 
 _KUBELET = "/var/lib/kubelet"
 _CONTAINERD, _CRIO = "/run/containerd/containerd.sock", "/run/crio/crio.sock"

@@ -4,13 +4,15 @@ Pure. Linux does not record which program set a mask, so a cause is reported onl
 first repair, so that it does not delay the first pass.
 """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadRole
+from vmpin.named_tuple import NamedTuple
 
 
 class Cause(enum.StrEnum):

@@ -3,11 +3,13 @@
 Each event is a fact with a source and a time. Duplicates, late events and a wrong order are harmless.
 """
 
+from __future__ import annotations
+
 import enum
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId
+from vmpin.named_tuple import NamedTuple
 
 
 class Source(enum.IntEnum):

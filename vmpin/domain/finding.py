@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from vmpin.domain.facts import NodeFacts
+from vmpin.named_tuple import NamedTuple
 
 _DENIED = ("Permission denied", "Operation not permitted")  #: As strerror() has EACCES and EPERM.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from vmpin.cpuset import CpuSet
+from vmpin.named_tuple import NamedTuple
 
 
 class CpuHolder(NamedTuple):

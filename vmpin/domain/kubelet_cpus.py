@@ -3,14 +3,16 @@
 Pure. authorities.kubelet_authority derives assignments from it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.terminal import printable
+from vmpin.named_tuple import NamedTuple
 
 _COMPARED = 8  #: How many of its fields are compared.
 
@@ -64,7 +66,7 @@ class CpuManagerState(_Contents):
             cpus[uid] = cpus.get(uid, EMPTY) | more
         return cpus
 
-    def dated(self, written: int, before: "CpuManagerState | None") -> "CpuManagerState":
+    def dated(self, written: int, before: CpuManagerState | None) -> CpuManagerState:
         """Return a copy with `since` filled in.
         :param written: when the file was written (CLOCK_BOOTTIME, ns). :param before: the previous checkpoint."""
         old, since = ({}, {}) if before is None else (before.entries, before.since)

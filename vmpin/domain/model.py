@@ -3,13 +3,16 @@
 Plain frozen data, used everywhere.
 """
 
+from __future__ import annotations
+
 import enum
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, NewType
+from typing import NewType
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.named_tuple import NamedTuple
 
 SandboxId = NewType("SandboxId", str)
 ContainerId = NewType("ContainerId", str)

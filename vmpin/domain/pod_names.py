@@ -3,11 +3,14 @@
 Pure, from the part `pods` of a status document.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.domain.terminal import number_of, pod_name, short_id
+from vmpin.named_tuple import NamedTuple
 
 #: Ids of containerd and CRI-O; and uids of pods, by which CPUs belong to a pod that the kubelet alone reports.
 _ID = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
@@ -68,7 +71,7 @@ class PodNames(NamedTuple):
     pauses: frozenset[str]  #: Sandboxes' own containers, which only hold namespaces (pause).
 
     @classmethod
-    def of(cls, pods: Iterable[Mapping[str, Any]]) -> "PodNames":
+    def of(cls, pods: Iterable[Mapping[str, Any]]) -> PodNames:
         """Return the names in the part `pods` of a status document."""
         sandboxes, uids, containers, pauses = {}, {}, {}, set()
         for entry in pods:

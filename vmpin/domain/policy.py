@@ -2,12 +2,14 @@
 keys are those of the configuration file (config.settings) and of scenarios.
 """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ThreadRole
+from vmpin.named_tuple import NamedTuple
 
 
 class VcpuRule(enum.StrEnum):
@@ -56,7 +58,7 @@ class Policy(NamedTuple):
         return rule
 
     @classmethod
-    def of(cls, values: Mapping[str, object]) -> "Policy":
+    def of(cls, values: Mapping[str, object]) -> Policy:
         """Parse the values of a file. :raises ValueError: with the key, the value and the valid ones."""
         rules: dict[str, object] = {}
         for key, value in values.items():

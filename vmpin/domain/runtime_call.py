@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.named_tuple import NamedTuple
 
 
 class VmSize(NamedTuple):

@@ -1,13 +1,15 @@
 """The placement of one sandbox: the CPUs that each of its threads may use, and why. Decided by placement.rules."""
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, ThreadRole, VcpuId
+from vmpin.named_tuple import NamedTuple
 
 _VCPU = ThreadRole.VCPU  # an enum's member is looked up by a function, which is expensive for thousands of threads
 

@@ -4,12 +4,14 @@ their kinds; the NUMA nodes of memory and devices.
 Plain data with cheap look-ups, the same for a real node (host.sysfs) and for one described in a scenario.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.named_tuple import NamedTuple
 
 
 class _Groups(NamedTuple):
@@ -48,7 +50,7 @@ class Topology(_Groups):
               present: CpuSet = EMPTY, distances: Mapping[int, Mapping[int, int]] | None = None,
               sockets: Iterable[CpuSet] = (), dies: Iterable[CpuSet] = (),
               kinds: Mapping[str, CpuSet] | None = None, memory_nodes: CpuSet = EMPTY,
-              devices: Mapping[str, int] | None = None) -> "Topology":
+              devices: Mapping[str, int] | None = None) -> Topology:
         """Sort the groups, drop empty and repeated ones, and add a core for every CPU without one.
         :raises ValueError: for a CPU in two cores, caches, nodes, dies, sockets or kinds."""
         cores = list(cores)

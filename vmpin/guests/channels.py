@@ -1,5 +1,7 @@
 """Channels into a guest: one class for each way, and finding a VM's from its VMM's command line and Kata's files."""
 
+from __future__ import annotations
+
 import asyncio
 import errno
 import os
@@ -10,10 +12,11 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from vmpin.host.files import path_of
 from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
 from vmpin.protocol.parsing import SERIAL
 from vmpin.vmm.arguments import keyvals, long_options, vsock_cid
 from vmpin.vmm.virtual_machine import Vm

@@ -3,6 +3,8 @@
 All functions return None for a cgroup that is missing: removed, hidden by a cgroup namespace, or unparsable.
 """
 
+from __future__ import annotations
+
 import enum
 import errno
 import logging
@@ -10,10 +12,10 @@ import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.host.procfs import Procfs, names_in, read_file
+from vmpin.named_tuple import NamedTuple
 
 logger = logging.getLogger(__name__)
 

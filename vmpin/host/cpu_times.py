@@ -14,12 +14,12 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import named
 from vmpin.host.procfs import Procfs, read_file, split_stat
 from vmpin.host.sysfs import cpu_list
+from vmpin.named_tuple import NamedTuple
 
 #: A clock tick (ns): the steps of /proc/stat and of run times in stat files.
 STEP = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.domain.facts import Daemon, FoundSetting, Tuned
 from vmpin.domain.foreign_pattern import MAX_TEXT, search
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs, read_file
+from vmpin.named_tuple import NamedTuple
 
 #: The kind of daemon of each program.
 DAEMONS = {

@@ -11,7 +11,8 @@ import errno
 import os
 import struct
 from pathlib import Path
-from typing import NamedTuple
+
+from vmpin.named_tuple import NamedTuple
 
 #: include/uapi/linux/inotify.h
 IN_MODIFY, IN_CLOSE_WRITE, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x2, 0x8, 0x80, 0x100, 0x200

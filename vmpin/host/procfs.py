@@ -4,6 +4,8 @@ Processes and threads end at any time: functions return None or an empty list fo
 (EPERM) are raised as they are.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
@@ -13,10 +15,10 @@ from collections.abc import Collection, Generator, Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.bounded import MAX_FD, parse_whole, parse_wholes
 from vmpin.domain.model import named
+from vmpin.named_tuple import NamedTuple
 
 #: include/linux/sched.h
 PF_KTHREAD = 0x00200000

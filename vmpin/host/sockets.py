@@ -18,11 +18,12 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from vmpin.bounded import parse_whole
 from vmpin.errors import ConfigError
 from vmpin.host.files import Identity, identity
+from vmpin.named_tuple import NamedTuple
 
 logger = logging.getLogger(__name__)
 

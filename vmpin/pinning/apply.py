@@ -1,17 +1,19 @@
 """Applies operations, one mask each. A thread that has ended is an outcome, not an error."""
 
+from __future__ import annotations
+
 import enum
 import logging
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import named
 from vmpin.errors import AffinityError, ThreadGone
 from vmpin.host import affinity
 from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.plan import SetAffinity
 
 logger = logging.getLogger(__name__)

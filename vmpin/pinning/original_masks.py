@@ -4,12 +4,14 @@ Pure. A thread created later inherits a mask that vmpin set. Its original mask i
 without vmpin: that of its process's main thread.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, VmThread
+from vmpin.named_tuple import NamedTuple
 
 
 class ProcessMasks(NamedTuple):
@@ -30,7 +32,7 @@ class OriginalMasks(NamedTuple):
         masks = self.processes.get(main)
         return None if masks is None else masks.others.get(thread.id, masks.main)
 
-    def with_process(self, main: ThreadId, masks: Sequence[tuple[VmThread, CpuSet]]) -> "OriginalMasks":
+    def with_process(self, main: ThreadId, masks: Sequence[tuple[VmThread, CpuSet]]) -> OriginalMasks:
         """Return a copy with the masks of a new process; `self` if the process is recorded already."""
         if main in self.processes:
             return self
@@ -40,7 +42,7 @@ class OriginalMasks(NamedTuple):
         kept = {thread.id: cpus for thread, cpus in masks if cpus is not main_mask and cpus and cpus != main_mask}
         return OriginalMasks({**self.processes, main: ProcessMasks(main_mask, kept)})
 
-    def with_unknown(self, main: ThreadId) -> "OriginalMasks":
+    def with_unknown(self, main: ThreadId) -> OriginalMasks:
         """Return a copy with a process whose original mask is unknown; `self` if it is recorded already."""
         if main in self.processes:
             return self
@@ -51,7 +53,7 @@ class OriginalMasks(NamedTuple):
         masks = self.processes.get(parent)
         return None if masks is None else masks.main
 
-    def only(self, mains: Iterable[ThreadId]) -> "OriginalMasks":
+    def only(self, mains: Iterable[ThreadId]) -> OriginalMasks:
         """Return a copy with these processes only; `self` if there are no others."""
         alive = set(mains)
         if self.processes.keys() <= alive:

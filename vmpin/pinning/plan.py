@@ -3,12 +3,14 @@
 Pure. If the masks are as placed, the plan is empty.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, VmThread, named
 from vmpin.domain.sandbox_placement import Placement
+from vmpin.named_tuple import NamedTuple
 
 
 class Observed(NamedTuple):

@@ -1,14 +1,16 @@
 """The owners of the node's CPUs, from the effective containers (`rulings`) of all pods, runc's too: exclusive CPUs,
 the shared pool, and collisions. Pure. """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import writer_of
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology
+from vmpin.named_tuple import NamedTuple
 
 
 class Node(NamedTuple):

@@ -8,8 +8,9 @@ virtiofsd threads are in no container's cpuset: Kata keeps them in the sandbox's
 sandbox_cgroup_only=false, in one without limits (sandbox.go, kata_overhead). So each role has a policy of its own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Rank, Rulings, writer_of
@@ -18,6 +19,7 @@ from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.domain.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.domain.sandbox_placement import Placement, Previous, VcpuPlacement, Verdict
 from vmpin.domain.terminal import number_of
+from vmpin.named_tuple import NamedTuple
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
 from vmpin.placement.rulings import effective_containers
 from vmpin.placement.vcpus import CandidateCpus, place_vcpus

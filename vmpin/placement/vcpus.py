@@ -14,9 +14,10 @@ Reasons for the rules:
   (`CpuClaims.groups`).
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, Vcpu, VcpuId, named
@@ -24,6 +25,7 @@ from vmpin.domain.policy import Policy, SpareVcpuRule, VcpuRule
 from vmpin.domain.sandbox_placement import Previous, VcpuPlacement
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
+from vmpin.named_tuple import NamedTuple
 from vmpin.placement.ownership import CpuClaims, Node, Ownership
 
 

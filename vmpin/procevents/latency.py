@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import NewbornCounts
 from vmpin.domain.model import SandboxId, ThreadRole, VmThread
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.host import affinity
+from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView

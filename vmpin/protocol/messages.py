@@ -2,9 +2,12 @@
 
 A field that is None was absent or is unknown."""
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.named_tuple import NamedTuple
 from vmpin.protocol.frames import clean, format_ids
 
 VERSION = 1

@@ -1,13 +1,15 @@
 """The files and kernel interfaces that a reconciler reads and writes, as one value that a test can replace."""
 
+from __future__ import annotations
+
 import logging
 from functools import partial
-from typing import NamedTuple
 
 from vmpin.config.settings import Config
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
+from vmpin.named_tuple import NamedTuple
 from vmpin.reconcile.state_file import StateStore
 from vmpin.runtime.kata import KataState
 
@@ -23,7 +25,7 @@ class Adapters(NamedTuple):
     boot_id: str
 
     @classmethod
-    def of(cls, config: Config) -> "Adapters":
+    def of(cls, config: Config) -> Adapters:
         """The adapters for the paths of a configuration. :raises SourceError: without a boot id."""
         proc = Procfs(config.paths.proc)
         boot_id = proc.boot_id()

@@ -1,15 +1,18 @@
 """Applies reports to the state of a node: hook messages, from the watcher's socket and from the spool, and the
 runtime's reports over NRI."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vmpin import log
 from vmpin.domain.assignments import Rank
 from vmpin.domain.events import ContainerMisplaced
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
+from vmpin.named_tuple import NamedTuple
 from vmpin.placement.rules import outlasts_creations
 from vmpin.reconcile.node_state import NodeState
 from vmpin.runtime.kata import named_for_kata
@@ -55,7 +58,7 @@ def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = 
 
 
 @log.operation()
-def take_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId] | None:
+def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
     """Apply a parsed message, and count it. :returns: the sandboxes it is about; None if it has to be tried again,
     because its process or bundle could not be read."""
     from vmpin.sources.hook_state import began_at
@@ -72,7 +75,7 @@ def take_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId] | None
     return sandboxes
 
 
-def apply_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId]:
+def apply_hook(node_state: NodeState, hook: HookState) -> set[SandboxId]:
     """Apply a parsed message. :returns: the sandboxes it is about. :raises OSError: if its process or bundle cannot be
     read at the moment."""
     from vmpin.sources.hook_state import events_of
@@ -83,7 +86,7 @@ def apply_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId]:
     return received("hook", {event.sandbox for event in events})
 
 
-def can_wait(view: "NodeView", call: "CallFacts") -> bool:
+def can_wait(view: NodeView, call: CallFacts) -> bool:
     """Whether an event of the runtime's may wait for those that follow it, as it moves no CPUs. Called in the thread
     of NRI. Without a VM: an event of a pod, or of a container without a cpuset, or with the shared pool, unless CPUs
     are owned as far as no other container may use them (authority `observed`)."""
@@ -98,7 +101,7 @@ def can_wait(view: "NodeView", call: "CallFacts") -> bool:
     return not ownership.exclusive or Rank.OBSERVED.label not in view.rulings.authorities
 
 
-def _is_expected(view: "NodeView", call: "CallFacts") -> bool:
+def _is_expected(view: NodeView, call: CallFacts) -> bool:
     """Whether a container of a settled VM is recorded, is about to start or has started, with the CPUs that its
     creation was requested with, or is removed after its end. What the runtime changes on the host for a container
     (vCPUs, cgroup), Kata changes at its creation, or with the end of its process. The kernel reports new threads, and
@@ -123,7 +126,7 @@ def _is_expected(view: "NodeView", call: "CallFacts") -> bool:
 
 
 @log.operation()
-def take_nri(node_state: NodeState, events: "Iterable[NriEvent]") -> NriOutcome:
+def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
     """Apply the runtime's reports."""
     from vmpin.sources.nri import translation  # not at the top: a starting watcher's first pass has no events
 

@@ -4,13 +4,15 @@
 Synchronous, and usable without a watcher (`vmpin repin`; read-only for `plan`, `status` and `verify`).
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vmpin import log
 from vmpin.config.settings import Config
@@ -20,6 +22,7 @@ from vmpin.domain.events import SandboxSeen, SuspensionChanged
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.policy import ThreadPolicy
 from vmpin.domain.sandbox_placement import Placement
+from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.original_mask_store import Restoration
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
@@ -62,7 +65,7 @@ class Reconciler:
         self._restoration = Restoration(self.node_state.proc, self.node_state.cgroups, self.node_state.original_masks)
 
     @property
-    def view(self) -> "NodeView":
+    def view(self) -> NodeView:
         """The state of the node, for readers outside this package."""
         return self.node_state
 

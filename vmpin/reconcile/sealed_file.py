@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from vmpin.host.files import read_regular
+from vmpin.named_tuple import NamedTuple
 from vmpin.reconcile.state_file import MAX_BYTES, beside, replace, sealed, set_file_aside, unsealed
 from vmpin.reconcile.state_format import dumps
 

@@ -1,10 +1,12 @@
 """The format of the state file: JSON with one entry per sandbox."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import MAX_INT64, MAX_PID, checked_whole
 from vmpin.cpuset import MAX_CPU, CpuSet
@@ -14,6 +16,7 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
 from vmpin.domain.sandbox_placement import Previous
 from vmpin.host import boottime
+from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 
 VERSION = 1

@@ -8,10 +8,12 @@ are the author's. Only in the config of CRI-O's pause container the author's ann
 (server/sandbox_run_linux.go).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from vmpin.domain.model import Pod
+from vmpin.named_tuple import NamedTuple
 
 #: Kata's Go runtime sets this after the author's annotations (src/runtime/pkg/oci/utils.go: ContainerConfig).
 KATA_BUNDLE = "io.katacontainers.pkg.oci.bundle_path"

@@ -6,19 +6,21 @@ without containers. Both write in place (O_TRUNC), so a reader may get an empty 
 once and then in each pass. The pids in the files are not trusted here: vmm.inventory confirms them.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuLists, CpuSetError
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
 from vmpin.host.files import Stamp, lasting_stamp, read_regular, stamp
 from vmpin.host.procfs import names_in
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect_of, name_of, pod_of
 from vmpin.runtime.documents import dig, parse_object, pid_of
 

@@ -11,11 +11,11 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from vmpin.domain.facts import Engine, Handler, KataConfig
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.engines import configuration_places, engines
 from vmpin.runtime.kata_config import config_path, dropins, path_by_name, read
 

@@ -4,17 +4,19 @@ Supports runc, crun, containerd, CRI-O, podman, and both Kata runtimes. What can
 state, and the only path in it that is opened is the bundle's config.json.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from vmpin.bounded import parse_whole
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
 from vmpin.host.files import read_regular
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
 from vmpin.runtime.documents import dig, parse_json, parse_object, pid_of
 

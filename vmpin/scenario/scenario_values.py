@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from vmpin.bounded import whole
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.held_cpus import HeldCpus
 from vmpin.domain.model import valid_id
 from vmpin.errors import ConfigError
+from vmpin.named_tuple import NamedTuple
 
 #: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); no VM has more iothreads or queues than that either.
 MAX_COUNT = 4096

@@ -1,9 +1,10 @@
 """The sources that are read completely at every resync: Kata's state, the containers' cgroups, and the bundles and
 processes of containers that hooks reported."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
@@ -21,6 +22,7 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId, ThreadId,
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups, CpusetCgroup
 from vmpin.host.procfs import Procfs, read_file
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.kata import KataSandbox, KataState
 from vmpin.vmm.process_table import ROUNDS
 

@@ -1,9 +1,10 @@
 """Translates a hook's state into events. Reads the bundle, and looks up the process with the reported pid."""
 
+from __future__ import annotations
+
 import logging
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from vmpin.domain.counters import Counters
 from vmpin.domain.desired_state import DesiredState
@@ -12,6 +13,7 @@ from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.errors import SourceError
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.dialect import CRIO, bundle_id, declared_exclusive, name_of, pod_of
 from vmpin.runtime.oci import HookState, bundle_gone, read_bundle
 from vmpin.sources.pids import has_ended, owner_of

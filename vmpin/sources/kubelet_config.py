@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.config import yaml_file
 from vmpin.domain.distributions import DISTRIBUTIONS, KUBELETS, with_program
@@ -26,6 +25,7 @@ from vmpin.host.files import Files
 from vmpin.host.mounts import own_files, path_on_node
 from vmpin.host.procfs import Procfs
 from vmpin.host.service_units import exec_start, openrc_arguments
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.documents import dig
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.

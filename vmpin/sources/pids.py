@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.host.procfs import Procfs, Stat, seconds_since_boot
+from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.recognition import ClaimedVmm, Impostor, VmmProcess, recognize
 
 _ENDED = frozenset("ZXx")  #: States of a process that has ended (proc_pid_stat(5)).

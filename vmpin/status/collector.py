@@ -1,6 +1,8 @@
 """The JSON documents of a node, from the view of the reconciler's state and the masks in the kernel: its status, and
 what plan, reconcile, unpin and verify print. Reads only."""
 
+from __future__ import annotations
+
 import json
 import os
 import time
@@ -8,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
@@ -18,6 +20,7 @@ from vmpin.feature import features, present
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.install.own_version import installed_version
+from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.original_mask_store import FreeThread
 from vmpin.pinning.plan import SetAffinity
@@ -47,7 +50,7 @@ class WatcherStatus(NamedTuple):
     pid: int
     nri: dict[str, object] | None = None
     proc_events: dict[str, object] | None = None
-    guest: Callable[[SandboxId], "GuestData | None"] = lambda sandbox: None
+    guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None
     members: Sequence[Callable[[SandboxState], Mapping[str, object]]] = ()
     of_features: Mapping[str, object] = MappingProxyType({})
 
@@ -215,7 +218,7 @@ def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> Cp
 
 
 def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus], wide: bool,
-                  guest: "GuestData | None") -> dict[str, object]:
+                  guest: GuestData | None) -> dict[str, object]:
     """The document's entry of one sandbox. :param wide: also read the VMM's cgroup."""
     vmm = None if vm is None else {"type": vm.type.name, "pid": vm.vmm.pid, "starttime": vm.vmm.id.starttime}
     # One reason for all threads that their cgroup refuses.

@@ -2,8 +2,9 @@
 
 Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import AuthorityRival, Rulings
@@ -12,6 +13,7 @@ from vmpin.domain.kubelet_cpus import UnknownOwner
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread, uid_of
 from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.domain.terminal import number_of, printable
+from vmpin.named_tuple import NamedTuple
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
 from vmpin.placement.rules import UNLISTED
 from vmpin.placement.rulings import effective_containers

@@ -2,7 +2,9 @@
 
 Pure. Alive: its last resync is recent enough. Ready: alive, and every needed source is up."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from vmpin.named_tuple import NamedTuple
 
 #: The watcher is alive until this many `watch.resync_seconds`, and at least this many seconds, have passed since its
 #: last resync: a failing source is started again after half a minute at the latest.

@@ -4,11 +4,13 @@ first digits of the id of either.
 Pure.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from vmpin.domain.terminal import printable, short_id
 from vmpin.errors import UsageError
+from vmpin.named_tuple import NamedTuple
 
 #: Choices that an error lists.
 _LISTED = 8

@@ -3,11 +3,14 @@
 Pure.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.domain.terminal import short_id
+from vmpin.named_tuple import NamedTuple
 
 Document = Mapping[str, Any]
 

@@ -4,14 +4,16 @@ Pure (qmp queries it over QMP). What cannot be parsed is left out, never guessed
 command line. The command line may also be out of date: QEMU can be reconfigured over QMP.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from vmpin.bounded import load_json, parse_whole
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import SandboxId, Vcpu, VcpuId
+from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.arguments import ON, chardev_sockets, keyvals, option_values, options_of, sandbox_id, vsock_cid
 from vmpin.vmm.vmm_type import MAX_VCPUS, GuestChannels, VmmType, VmStart, host_machine
 

@@ -10,18 +10,19 @@ A program of any name may be Kata's VMM or file server (`path` and `virtio_fs_da
 recognized if it has Kata's arguments, and if Kata's state, its parent or an open KVM descriptor confirms it.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import sys
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from vmpin.bounded import MAX_PID, parse_whole
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs, read_file
+from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.arguments import go_flag, sandbox_id, served_sandbox
-from vmpin.vmm.kvm import has_kvm
 from vmpin.vmm.vmm_type import VmmType
 from vmpin.vmm.vmms import BEGINNINGS, VMMS, is_cut_id, named_in_kata
 
@@ -231,7 +232,7 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
             return None if process.sandbox is None else Impostor(identity, process.sandbox, uid)
         # Arguments alone prove nothing: an editor may have them, too.
         if by_name is None and not confirmed and not (
-                isinstance(process, VmmProcess) and has_kvm(proc, identity.tid)):
+                isinstance(process, VmmProcess) and _has_kvm(proc, identity.tid)):
             return None
     if process.sandbox is None and by_name is None and claimed is not None:
         process = process._replace(sandbox=claimed.sandbox)
@@ -298,6 +299,11 @@ def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: Sandbo
     return False
 
 
+def _has_kvm(proc: Procfs, pid: int) -> bool:
+    from vmpin.vmm.kvm import has_kvm  # here, as most VMMs are recognized by their names
+    return has_kvm(proc, pid)
+
+
 def evidence_strength(proc: Procfs, pid: int, sandbox: SandboxId, rivals: Collection[int]) -> tuple[bool, ...]:
     """Return the evidence that a process is a sandbox's VMM, as a tuple to compare with those of its rivals; the
     strongest evidence comes first: its program has a VMM's name, it has KVM open (neither holds for the interpreter of
@@ -311,6 +317,6 @@ def evidence_strength(proc: Procfs, pid: int, sandbox: SandboxId, rivals: Collec
         cgroups = b""
     named = re.search(rb"[/_:-]" + re.escape(sandbox.encode()) + rb"(?:\.scope)?(?:/|$)", cgroups, re.MULTILINE)
     own, first = proc.network_namespace(pid), proc.network_namespace(1)
-    return (classify(proc.cmdline(pid)) is not None, has_kvm(proc, pid), parent not in rivals,
+    return (classify(proc.cmdline(pid)) is not None, _has_kvm(proc, pid), parent not in rivals,
             started_by_shim(proc, parent, proc.beginning(pid), sandbox), named is not None,
             bool(own and first and own != first))

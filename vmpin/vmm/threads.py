@@ -13,17 +13,19 @@ Earlier results are passed in and kept, because a busy vCPU cannot be identified
 used as a whole or not at all, because names can be forged.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vmpin.bounded import parse_whole
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
-from vmpin.vmm import kvm
+from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.vmm_type import MAX_VCPUS, VmmType
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ class Identified(NamedTuple):
 
 def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tuple[int, Stat]], procfs: Procfs, *,
              learned: Mapping[ThreadId, VcpuId] | None = None, gone: Collection[VcpuId] = (),
-             iothreads: Collection[ThreadId] = (), qmp: "QmpAnswer | None" = None, debugfs: str = "/sys/kernel/debug",
+             iothreads: Collection[ThreadId] = (), qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
              sleep: Callable[[float], None] = time.sleep) -> Identified:
     """Identify the threads of one VMM process.
     :param learned: vCPUs identified earlier; entries of other threads (tid and start time) are ignored.
@@ -164,7 +166,7 @@ class _Identification:
     """The identification of one VMM's threads: the inputs, and the results so far."""
 
     def __init__(self, pid: int, vmm: VmmType, argv: Sequence[str], stats: dict[int, Stat], procfs: Procfs,
-                 debugfs: str, sleep: Callable[[float], None], qmp: "QmpAnswer | None",
+                 debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None,
                  ended: Collection[VcpuId]) -> None:
         self.pid, self.argv, self.stats, self.procfs = pid, argv, stats, procfs
         self.debugfs, self.sleep, self.qmp = debugfs, sleep, qmp
@@ -222,6 +224,7 @@ class _Identification:
     @cached_property
     def fds(self) -> dict[int, int]:
         """KVM's vcpu ids by descriptor."""
+        from vmpin.vmm import kvm  # in functions, as most VMs' threads are identified by their names
         return kvm.vcpu_fds(self.procfs, self.pid)
 
     def by_index(self, kvm_ids: Mapping[int, int]) -> dict[int, VcpuId]:
@@ -232,10 +235,12 @@ class _Identification:
     def by_kvm_run(self) -> Mapping[int, VcpuId]:
         if not self.fds:
             return {}
+        from vmpin.vmm import kvm
         indices, self.running = kvm.in_kvm_run(self.procfs, self.pid, self.suspects(), self.fds)
         return self.by_index(indices)
 
     def by_debugfs(self) -> Mapping[int, VcpuId]:
+        from vmpin.vmm import kvm
         vcpus = self.by_index(kvm.from_debugfs(self.debugfs, self.pid))
         self.gone.update(vcpu for tid, vcpu in vcpus.items()
                          if tid not in self.stats and self.procfs.thread_stat(self.pid, tid) is None)
@@ -243,6 +248,7 @@ class _Identification:
 
     def by_kvm_run_again(self) -> Mapping[int, VcpuId]:
         waiting = [tid for tid in self.running if tid not in self.vcpus]
+        from vmpin.vmm import kvm
         return self.by_index(kvm.in_kvm_run_later(self.procfs, self.pid, waiting, self.fds, self.sleep))
 
     def without_ended(self) -> Mapping[int, VcpuId]:

@@ -4,12 +4,14 @@ Only `inventory` changes it, except for two marks that proc events set (`Process
 QEMU's answer (`Vm.qmp`).
 """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from vmpin.domain.model import NearNic, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmThread
 from vmpin.host.procfs import Procfs, Stat
+from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.vmm_type import VmmType
 
 

@@ -4,11 +4,13 @@ The defaults are those of Kata and KVM for most VMMs. All functions are pure; th
 leave out what cannot be parsed, because a process can have any command line.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId, Vcpu, VcpuId
+from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.arguments import option_values, run_directory_sandbox
 
 #: A command line.

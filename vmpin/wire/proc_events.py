@@ -4,11 +4,13 @@ A datagram is `nlmsghdr | cn_msg | proc_event`, one message each, in the machine
 linux/connector.h, linux/cn_proc.h). Also the classic BPF program that drops events of no interest before they reach
 the listener."""
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Collection
-from typing import NamedTuple
 
 from vmpin.errors import WireError
+from vmpin.named_tuple import NamedTuple
 
 #: linux/connector.h: CN_IDX_PROC, CN_VAL_PROC. The first is the multicast group, too.
 CN_IDX_PROC = CN_VAL_PROC = 1

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import struct
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vmpin.errors import WireError
+from vmpin.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from vmpin.wire.protos import Messages

@@ -87,7 +87,7 @@ def _watch(watcher: Watcher) -> WatcherPart:
     part = _OFF if mode == "off" else watcher_part(watcher.node_state, lambda: watcher.nri, watcher.timeouts)
     if not released:
         return part
-    return WatcherPart(**{**vars(part), "tasks": {**part.tasks, "release": release_task(config, watcher.timeouts)}})
+    return part._replace(tasks={**part.tasks, "release": release_task(config, watcher.timeouts)})
 
 
 def _refuse(request: object, sandbox: object) -> NoReturn:

@@ -1,11 +1,14 @@
 """`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from vmpin.bounded import parse_whole
 from vmpin.config import values
 from vmpin.config.values import setting
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +47,7 @@ def _groups(value: object) -> str:
     return text
 
 
-def group_rules(text: str) -> "dict[str, GroupRule]":
+def group_rules(text: str) -> dict[str, GroupRule]:
     """Parse the rules of groups, as NAME=CPUS@NAMESPACE+NAMESPACE;…
     :raises ValueError: naming the group. :raises CpuSetError: for a CPU list that is none."""
     if not text:
@@ -114,7 +117,7 @@ class AllocateSettings(NamedTuple):
                                      "hands it over, changes a container that runs")
 
     @property
-    def options(self) -> "AllocationOptions":
+    def options(self) -> AllocationOptions:
         """Return the settings as the allocator takes them."""
         from vmpin.features.allocator.grants import allocation_options as allowed  # not in what every command loads
         from vmpin.features.allocator.grants.cpu_request import Alignment, SmtUse
@@ -128,7 +131,7 @@ class AllocateSettings(NamedTuple):
             self.export.replace("off", ""), self.grow_delay_seconds, self.align.endswith("!"))
 
 
-def scenario_options(values: "ScenarioValues", given: object, valid: CpuSet) -> "AllocationOptions":
+def scenario_options(values: ScenarioValues, given: object, valid: CpuSet) -> AllocationOptions:
     """Read `allocate` of a scenario, with the keys of the configuration. :param valid: the CPUs of the topology.
     :raises ConfigError: with the place."""
     keys = values.mapping({} if given is None else given, "allocate", AllocateSettings._fields)
@@ -150,12 +153,12 @@ OFF = ("allocate.mode is off: set it to observe or on, and restart the watcher; 
        "what it then gives out")
 
 
-def settings_of(config: "Config") -> AllocateSettings:
+def settings_of(config: Config) -> AllocateSettings:
     """Return the section `allocate` of a configuration."""
     settings: AllocateSettings = config.of_features["allocate"]
     return settings
 
 
-def ledger_path(config: "Config") -> "Path":
+def ledger_path(config: Config) -> Path:
     """Return the place of the ledger's file, in the run directory."""
     return config.paths.run / "ledger.json"

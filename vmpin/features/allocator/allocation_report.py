@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.terminal import age_at, number_of
@@ -25,6 +25,7 @@ from vmpin.features.allocator.grants.ledger import Grant, Ledger, age
 from vmpin.features.allocator.search.best_set import best_cpus, best_part, largest, runner_up
 from vmpin.features.allocator.search.cost_tables import cost_order
 from vmpin.features.allocator.texts.grant_data import wish_texts
+from vmpin.named_tuple import NamedTuple
 
 #: Of the JSON document.
 VERSION = 1

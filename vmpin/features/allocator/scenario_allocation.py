@@ -6,7 +6,7 @@ is read or touched.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
@@ -27,6 +27,7 @@ from vmpin.features.allocator.ledger_holders import held_cpus
 from vmpin.features.allocator.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 from vmpin.features.allocator.search.best_set import best_part
 from vmpin.features.allocator.search.cost_tables import cost_order
+from vmpin.named_tuple import NamedTuple
 from vmpin.scenario.scenario_values import PlayedPart
 
 #: Microseconds: the kubelet's (cpu.cfs_period_us).

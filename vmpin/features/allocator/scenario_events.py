@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
+from vmpin.named_tuple import NamedTuple
 from vmpin.scenario.scenario_values import ScenarioValues
 
 #: Annotations' short names: `policy` is `cpu-policy.vmpin.io`.

@@ -1,10 +1,13 @@
 """`kubernetes`: the keys of `vmpin reporter`, of which the watcher reads `node` for its metrics."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vmpin.config import values
 from vmpin.config.values import setting
+from vmpin.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
@@ -28,7 +31,7 @@ class KubernetesSettings(NamedTuple):
                                       "reached, for a readiness probe; unset: none")
 
 
-def kubernetes(config: "Config") -> KubernetesSettings:
+def kubernetes(config: Config) -> KubernetesSettings:
     """The section `kubernetes` of a configuration."""
     section: KubernetesSettings = config.of_features["kubernetes"]
     return section

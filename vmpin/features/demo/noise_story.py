@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from glob import glob
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
@@ -47,6 +46,7 @@ from vmpin.features.demo.worth import (
 from vmpin.host.affinity import pin
 from vmpin.host.cpu_times import CpuLines, Schedstat, process_ran
 from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
 
 #: The vCPU that backs the exclusive CPU: vmpin takes the highest one (docs/placement.md). And the sidecar's.
 WEB, LOGS = 2, 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.host.cpu_times import LastRun, Schedstat
 from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
 
 #: Programs below this percentage are not named: run times come in clock ticks.
 _LEAST = 0.5

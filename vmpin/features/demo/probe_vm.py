@@ -12,10 +12,10 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.errors import VmpinError
 from vmpin.features.demo.vm import VCPUS, DemoVm
+from vmpin.named_tuple import NamedTuple
 
 #: firmware.S, assembled.
 _CODE = bytes.fromhex("""

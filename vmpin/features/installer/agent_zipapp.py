@@ -13,8 +13,8 @@ from vmpin.install import data_files
 INTERPRETER = "/usr/bin/python3 -IS"
 
 #: The modules in it: those of vmpin that the agent shares with the host, and the agent's own.
-SHARED = ("__init__", "bounded", "cpuset", "protocol/__init__", "protocol/frames", "protocol/messages",
-          "protocol/parsing")
+SHARED = ("__init__", "bounded", "cpuset", "named_tuple", "protocol/__init__", "protocol/frames",
+          "protocol/messages", "protocol/parsing")
 AGENT = ("__init__", "__main__", "agent", "cpusets", "file_io", "guest_cgroups", "guest_cpus", "guest_threads", "link",
          "map_applier", "originals", "server", "thread_masks")
 NAMES = ("__main__.py", *(f"vmpin/{name}.py" for name in SHARED), *(f"vmpin_agent/{name}.py" for name in AGENT))

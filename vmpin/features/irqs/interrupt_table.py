@@ -17,10 +17,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import NamedTuple
 
 from vmpin.bounded import parse_whole
 from vmpin.cpuset import MAX_CPU, CpuSet
+from vmpin.named_tuple import NamedTuple
 
 #: A count, and its wrap: the kernel's counters are unsigned int.
 _COUNT, _HALF = (1 << 32) - 1, 1 << 31

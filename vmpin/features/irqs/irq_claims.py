@@ -15,13 +15,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from vmpin.config.yaml_file import parse
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.features.irqs.irq_plan import Irq, IrqRoom
+from vmpin.named_tuple import NamedTuple
 
 logger = logging.getLogger(__name__)
 

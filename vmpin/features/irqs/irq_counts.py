@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from vmpin.features.irqs.interrupt_table import Growth, IrqKind, IrqRow
+from vmpin.named_tuple import NamedTuple
 
 #: Devices' interrupts that are listed of one CPU.
 MOST = 8

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import Contention, ContentionRules
@@ -23,6 +22,7 @@ from vmpin.features.irqs.irq_claims import ClaimedIrq, ClaimsByIrq, decided_clai
 from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles
 from vmpin.features.irqs.irq_plan import Irq, IrqOriginal, IrqRoom, MaskWrite, has_driver_of, plan, restoring
 from vmpin.features.irqs.originals_file import IrqOriginals, OriginalsFile
+from vmpin.named_tuple import NamedTuple
 
 logger = logging.getLogger(__name__)
 

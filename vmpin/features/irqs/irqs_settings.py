@@ -1,9 +1,10 @@
 """`irqs`: whether interrupts on exclusive CPUs are counted, and moved away."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
 from vmpin.config import values
 from vmpin.config.values import setting
+from vmpin.named_tuple import NamedTuple
 
 
 class IrqSettings(NamedTuple):

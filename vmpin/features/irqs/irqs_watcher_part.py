@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import ContentionRules
@@ -29,6 +29,7 @@ from vmpin.features.irqs.irq_metrics import irq_families
 from vmpin.features.irqs.irq_mover import IrqMover, Moved
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.originals_file import OriginalsFile
+from vmpin.named_tuple import NamedTuple
 from vmpin.placement.ownership import Ownership
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.nri_events import NriEvent, PodEvent, Synced
@@ -287,7 +288,8 @@ def watcher_part(view: NodeView, policy: str, originals: Path, leaving: WatcherP
     if policy == "away":
         mover = IrqMover(files, OriginalsFile(originals, view.boot_id), view.config.contention_rules)
         return NodeIrqs(view, IrqReader(files, mover), policy).part()
-    return WatcherPart(**{**vars(NodeIrqs(view, IrqReader(files, None), policy).part()), **vars(leaving)})
+    part = NodeIrqs(view, IrqReader(files, None), policy).part()
+    return part._replace(begin=leaving.begin, after_resync=leaving.after_resync)
 
 
 def planned(view: NodeView, originals: Path) -> list[str]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import checked_whole
 from vmpin.cpuset import CpuLists, CpuSet
 from vmpin.features.irqs.interrupt_table import MAX_IRQ
 from vmpin.features.irqs.irq_plan import IrqOriginal
+from vmpin.named_tuple import NamedTuple
 from vmpin.reconcile.sealed_file import FileForm, SealedFile
 
 VERSION = 1

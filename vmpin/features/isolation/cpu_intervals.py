@@ -8,9 +8,9 @@ times are nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
+from vmpin.named_tuple import NamedTuple
 
 
 class CpuTimes(NamedTuple):

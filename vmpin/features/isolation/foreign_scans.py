@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import NamedTuple
 
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.domain.terminal import excerpt, pod_name, short_id
@@ -19,6 +18,7 @@ from vmpin.features.isolation.isolation_books import ForeignProgram, ForeignRun,
 from vmpin.features.isolation.usage import container_of
 from vmpin.host.cpu_times import Schedstat, process_ran
 from vmpin.host.procfs import Stat, read_file, seconds_since_boot
+from vmpin.named_tuple import NamedTuple
 from vmpin.reconcile.view import NodeView
 
 #: Processes and threads that ran less since the last scan are left out (ns).

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.features.isolation.cpu_intervals import Interval
+from vmpin.named_tuple import NamedTuple
 
 MINUTE = 60 * 10**9
 #: Minutes that are kept.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
 
 from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, Owner
+from vmpin.named_tuple import NamedTuple
 
 _MS = 10**6
 

@@ -3,12 +3,14 @@
 Pure.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
+from vmpin.named_tuple import NamedTuple
 
 #: A container's own cgroup as runtimes name it: cri-containerd-ID.scope, crio-ID, docker-ID, plain ID, and with
 #: systemd's names where systemd is not there kubepods-podX.slice:cri-containerd:ID.

@@ -1,9 +1,10 @@
 """`memory`: what the metrics have of the memory of sandboxes."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
 from vmpin.config import values
 from vmpin.config.values import setting
+from vmpin.named_tuple import NamedTuple
 
 
 class MemorySettings(NamedTuple):

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.counters import Counters, Histogram
@@ -28,6 +28,7 @@ from vmpin.features.metrics.metrics_settings import Address, metrics
 from vmpin.host import sockets
 from vmpin.host.files import identity
 from vmpin.host.sockets import Acceptor, in_turns
+from vmpin.named_tuple import NamedTuple
 from vmpin.reconcile.view import NodeView
 from vmpin.status import health
 from vmpin.status.health import SourceHealth

@@ -1,11 +1,14 @@
 """`metrics`: where they are served, and of what."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vmpin.bounded import parse_whole
 from vmpin.config import values
 from vmpin.config.values import setting
+from vmpin.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
@@ -59,7 +62,7 @@ class MetricsSettings(NamedTuple):
         False, values.flag, "whether there are metrics of each sandbox, labelled with its pod")
 
 
-def metrics(config: "Config") -> MetricsSettings:
+def metrics(config: Config) -> MetricsSettings:
     """The section `metrics` of a configuration."""
     section: MetricsSettings = config.of_features["metrics"]
     return section

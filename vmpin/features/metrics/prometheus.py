@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -25,6 +25,7 @@ from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.feature import WatcherPart, features, present
 from vmpin.install.own_version import installed_version
+from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Collision, find_collisions
 from vmpin.reconcile.view import NodeView

@@ -13,12 +13,13 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import load_json
 from vmpin.domain.model import ThreadId
 from vmpin.features.network.vm_network import NamespaceLinks, NetLink
 from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
 
 #: Seconds, and bytes of its answer: a node of hundreds of pods takes two seconds and a megabyte.
 DEADLINE, MOST_BYTES = 30, 16 << 20

@@ -12,11 +12,11 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from vmpin.bounded import MAX_FD, load_json, parse_whole
 from vmpin.features.network.vm_network import VmNetDevice
 from vmpin.host.procfs import Procfs, read_file
+from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.arguments import ON, chardev_sockets, keyvals, option_values, options_of
 
 #: Descriptors read of one process.

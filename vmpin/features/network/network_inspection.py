@@ -7,7 +7,7 @@ root runs (status -o wide, explain, map, doctor), never for the watcher.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadId
@@ -20,6 +20,7 @@ from vmpin.features.network.nic_path import path_of_device
 from vmpin.features.network.vm_network import NamespaceLinks, NicPath, VmNetwork, workers_of_queues
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
+from vmpin.named_tuple import NamedTuple
 
 
 class _OpenVm(NamedTuple):

@@ -10,12 +10,12 @@ Policy routing, eBPF and flow tables (Open vSwitch) are not followed, as links d
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import NearNic, ThreadRole
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.features.network.vm_network import PEERS, Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
+from vmpin.named_tuple import NamedTuple
 
 #: More hops than any real path has.
 MOST_HOPS = 24

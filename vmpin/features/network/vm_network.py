@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+
+from vmpin.named_tuple import NamedTuple
 
 #: Kinds of links that are pairs: what one receives the other has sent.
 PEERS = frozenset(("veth", "netkit"))

@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from vmpin.domain.model import NearNic, SandboxId, ThreadId
 from vmpin.errors import SourceError, WireError
@@ -20,6 +19,7 @@ from vmpin.features.network.nic_path import near_nic
 from vmpin.features.network.rtnetlink import links_request, nsid_request, parse_links, parse_nsid
 from vmpin.features.network.vm_network import NamespaceLinks
 from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.process_table import ROUNDS
 from vmpin.vmm.virtual_machine import Vm
 

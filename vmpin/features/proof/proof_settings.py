@@ -1,9 +1,10 @@
 """The section `proof` of the configuration."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
 from vmpin.config import values
 from vmpin.config.values import setting
+from vmpin.named_tuple import NamedTuple
 
 
 class ProofSettings(NamedTuple):

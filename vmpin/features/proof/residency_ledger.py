@@ -11,11 +11,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import MAX_INT64, checked_real, checked_whole, load_json
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
+from vmpin.named_tuple import NamedTuple
 
 #: Marks are kept at least so many seconds apart, up to that age: the older, the coarser.
 _GRID = ((300.0, 3600.0), (3600.0, 86400.0), (86400.0, 7 * 86400.0))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement, Previous
+from vmpin.named_tuple import NamedTuple
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.placement.rulings import inferred

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.features.scheduling.sched_class import FIFO, RR, SchedClass
+from vmpin.named_tuple import NamedTuple
 
 
 class LoneVcpu(NamedTuple):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId
 from vmpin.domain.terminal import excerpt
 from vmpin.features.scheduling.sched_class import SchedClass, parse_class
+from vmpin.named_tuple import NamedTuple
 from vmpin.sources.nri.nri_events import NriEvent, NriPod, PodEvent, Synced
 from vmpin.wire.nri_enums import Verb
 

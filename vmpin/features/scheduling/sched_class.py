@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from vmpin.bounded import parse_whole
+from vmpin.named_tuple import NamedTuple
 
 #: include/uapi/linux/sched.h
 NAMES = {0: "other", 1: "fifo", 2: "rr", 3: "batch", 5: "idle", 6: "deadline", 7: "ext"}

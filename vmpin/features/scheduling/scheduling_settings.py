@@ -1,9 +1,10 @@
 """`scheduling`: the class of vCPUs that are alone on an exclusive CPU."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
 from vmpin.config import values
 from vmpin.config.values import setting
+from vmpin.named_tuple import NamedTuple
 
 
 def _vcpu_class(value: object) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import SandboxState
@@ -22,6 +22,7 @@ from vmpin.features.scheduling.sched_class import SchedClass, parse_class
 from vmpin.features.scheduling.scheduling_settings import SchedulingSettings
 from vmpin.features.scheduling.thread_class import class_of, why_unlimited
 from vmpin.host import affinity
+from vmpin.named_tuple import NamedTuple
 from vmpin.placement.ownership import Ownership, find_collisions
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.nri_events import NriEvent, Synced

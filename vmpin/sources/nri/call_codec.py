@@ -11,7 +11,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from vmpin.bounded import MAX_PID
 from vmpin.cpuset import CpuSet, CpuSetError
@@ -19,6 +19,7 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId, valid_id
 from vmpin.domain.runtime_call import Adjustment, RequestedContainer, SideUpdate
 from vmpin.errors import WireError
 from vmpin.host import boottime
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.dialect import plain
 from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriContainer, NriCounters, NriPod, PodEvent
 from vmpin.wire import nri_enums

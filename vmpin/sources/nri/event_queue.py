@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId
+from vmpin.named_tuple import NamedTuple
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced, UndecodedCall
 
 logger = logging.getLogger(__name__)

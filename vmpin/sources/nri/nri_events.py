@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.named_tuple import NamedTuple
 from vmpin.wire.nri_enums import Verb
 
 if TYPE_CHECKING:

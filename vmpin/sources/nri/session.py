@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.dialect import plain
 from vmpin.sources.nri.call_codec import (
     POD_VERBS,

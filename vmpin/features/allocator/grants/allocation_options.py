@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.features.allocator.grants.cpu_request import Alignment, SmtUse
+from vmpin.named_tuple import NamedTuple
 
 
 class AllocationMode(enum.StrEnum):

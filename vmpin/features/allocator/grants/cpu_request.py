@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.named_tuple import NamedTuple
 
 
 class CpuPolicy(enum.StrEnum):

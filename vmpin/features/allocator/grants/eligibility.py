@@ -6,8 +6,6 @@ CPUs, in any QoS class.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
@@ -15,6 +13,7 @@ from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuQuery, CpuWish, Refusal, RefusalKind
 from vmpin.features.allocator.grants.ledger import CpuAmount, Grant
 from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, nodes_near
+from vmpin.named_tuple import NamedTuple
 
 #: The policies by which a container gets CPUs of its own.
 OWN = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED, CpuPolicy.GROUP})

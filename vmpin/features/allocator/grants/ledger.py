@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, SandboxId
@@ -18,6 +17,7 @@ from vmpin.domain.runtime_call import Adjustment, SideUpdate
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish, RefusalKind
+from vmpin.named_tuple import NamedTuple
 
 #: Refused requests that are kept.
 MAX_REFUSED = 64

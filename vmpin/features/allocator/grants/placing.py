@@ -13,7 +13,6 @@ leave the pool: as many as the whole CPUs of the RuntimeClass's overhead.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from vmpin.bounded import parse_whole
 from vmpin.cpuset import EMPTY, MAX_CPU, CpuSet, union
@@ -35,6 +34,7 @@ from vmpin.features.allocator.grants.headroom import with_shared_cpus
 from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.search.best_set import best_cpus, best_part
+from vmpin.named_tuple import NamedTuple
 
 #: The policies of the containers that can carry a VM's spare set.
 _CARRIES = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED})

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
@@ -44,6 +43,7 @@ from vmpin.features.allocator.grants.pool_cpus import all_updates, applied, pool
 from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, AnnotationError
 from vmpin.features.allocator.texts.annotations import annotated_wish
 from vmpin.features.allocator.texts.grant_data import GRANT_KEY, AnnotatedGrant, read_annotation
+from vmpin.named_tuple import NamedTuple
 
 
 def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, options: AllocationOptions) -> Answer:

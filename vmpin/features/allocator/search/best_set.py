@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb
-from typing import Generic, NamedTuple
+from typing import Generic
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
@@ -29,6 +29,7 @@ from vmpin.features.allocator.search.cpu_groups import CpuGroups, cpu_groups
 from vmpin.features.allocator.search.node_choices import PACKAGE_BITS, Effort, NodeChoices, touched
 from vmpin.features.allocator.search.search_space import NodeBounds, SearchSpace, usable, whole_cores
 from vmpin.features.allocator.search.shortage import nothing_aligned, too_few
+from vmpin.named_tuple import NamedTuple
 
 #: Steps (`Effort`) until the answer need not be the best set any more.
 EFFORT = 800_000

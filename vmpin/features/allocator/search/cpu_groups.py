@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.topology import Topology
+from vmpin.named_tuple import NamedTuple
 
 
 class CoreGroup(NamedTuple):

@@ -13,9 +13,9 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate
 from operator import add
-from typing import NamedTuple
 
 from vmpin.features.allocator.search.cpu_groups import CpuGroups
+from vmpin.named_tuple import NamedTuple
 
 #: Bits in which the touched nodes of one package are counted.
 PACKAGE_BITS = 12

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, SmtUse
 from vmpin.features.allocator.search.cost_tables import CostCode, CostTables, Entry
 from vmpin.features.allocator.search.cpu_groups import CacheGroup, CoreGroup, CpuGroups
 from vmpin.features.allocator.search.node_choices import PACKAGE_BITS, touched
+from vmpin.named_tuple import NamedTuple
 
 #: Of a cache that several nodes share: some of its CPUs are not held, some are.
 _SOME_LEFT, _SOME_HELD = 1, 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.features.allocator.grants.cpu_request import CpuWish
+from vmpin.named_tuple import NamedTuple
 
 #: Characters of a value: enough for a list of many NUMA nodes.
 _LONGEST = 256

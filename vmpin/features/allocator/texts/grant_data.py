@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from vmpin.bounded import load_json
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
@@ -20,6 +20,7 @@ from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuW
 from vmpin.features.allocator.grants.ledger import MAX_REFUSED, CpuAmount, Grant, GrantState, Ledger, RefusedRequest
 from vmpin.features.allocator.texts.annotation_values import AnnotationError, shown
 from vmpin.features.allocator.texts.annotations import with_changes
+from vmpin.named_tuple import NamedTuple
 
 _WISH_KEYS = ("policy", "align", "smt", "kind", "near", "spare")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import MAX_INT64, checked_parse
 from vmpin.errors import AnswerTooLong, ClusterError, UsageError
@@ -18,6 +18,7 @@ from vmpin.features.cluster.fleet.node_record import Fleet, NodeRecord, fleet_of
 from vmpin.features.cluster.kube.api_request import ApiRequest, items_of_pages
 from vmpin.features.cluster.kube.identifiers import GROUP, LABEL_READY, PLURAL, POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.node_pinning import pinning_path
+from vmpin.named_tuple import NamedTuple
 
 #: Objects of a page; the next number where a page is too large.
 PAGES = (50, 10, 1)

@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.domain.terminal import human_age, number_of, printable
 from vmpin.features.cluster.fleet.node_record import Fleet, FleetNode, NodeHealth, PodDetails, PodLine
 from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.pod_pinning import PinState, backed_cpus, timestamp
+from vmpin.named_tuple import NamedTuple
 
 #: The version of the documents: 1 as long as members are only added.
 VERSION = 1

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import checked_parse, checked_whole
 from vmpin.cpuset import MAX_CPU
@@ -20,6 +20,7 @@ from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.node_pinning import MAX_SIZE, REFRESH, size_of
 from vmpin.features.cluster.kube.pod_pinning import PinState
 from vmpin.features.cluster.kube.reported_node import ContainerPinning, CpuCollision
+from vmpin.named_tuple import NamedTuple
 
 #: Bytes of a status as JSON beyond which it is not shown: no reporter writes half as much.
 LARGEST = 2 * MAX_SIZE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.features.cluster.kube.api_request import FIRST, LONGEST, ApiRequest, Refusals
 from vmpin.features.cluster.kube.cluster_node import ClusterNode, label_update, taint_removal
@@ -33,6 +33,7 @@ from vmpin.features.cluster.kube.pod_pinning import (
 )
 from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import NOTHING, RefusedChange, ReportedNode, SandboxPinning
+from vmpin.named_tuple import NamedTuple
 
 #: Seconds without a watcher's report until that is shown: a watcher that is updated is back by then.
 AWAY_AFTER = 60.0

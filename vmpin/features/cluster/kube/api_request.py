@@ -5,11 +5,12 @@ The answer may come from no API server: from a proxy, a wrong address, a server 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import load_json
 from vmpin.errors import ClusterError
 from vmpin.features.cluster.kube.identifiers import MANAGER, valid_name
+from vmpin.named_tuple import NamedTuple
 
 #: Values in one answer: a page of 500 objects with 8,000 values each. A pod has some 300.
 MAX_VALUES = 4 << 20

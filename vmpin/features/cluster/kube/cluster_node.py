@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.features.cluster.kube.api_request import JSON_PATCH, ApiRequest, apply, node_path
 from vmpin.features.cluster.kube.identifiers import LABEL_READY, LABEL_VERSION, POOLS, REGION, ZONE, label_value
 from vmpin.features.cluster.kube.reported_node import NodePart
+from vmpin.named_tuple import NamedTuple
 
 
 class ClusterNode(NamedTuple):

@@ -9,7 +9,7 @@ pkg/noderesourcetopology). Memory is left out: the watcher does not see how much
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import checked_whole, parse_whole
 from vmpin.cpuset import MAX_CPU, CpuSet
@@ -19,6 +19,7 @@ from vmpin.features.cluster.kube.cluster_node import ClusterNode
 from vmpin.features.cluster.kube.identifiers import MANAGER
 from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.reported_node import NodePart
+from vmpin.named_tuple import NamedTuple
 
 _API = "topology.node.k8s.io/v1alpha2"
 #: Between two writes (seconds).

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from vmpin.domain.terminal import number_of
 from vmpin.features.cluster.kube.api_request import MERGE_PATCH, ApiRequest, checked
@@ -18,6 +18,7 @@ from vmpin.features.cluster.kube.identifiers import MANAGER
 from vmpin.features.cluster.kube.pod_pinning import PinState, PodPinning, timestamp
 from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import Repairs
+from vmpin.named_tuple import NamedTuple
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.terminal import number_of
@@ -16,6 +16,7 @@ from vmpin.features.cluster.kube.api_request import ApiRequest, apply, pod_path
 from vmpin.features.cluster.kube.identifiers import CONDITION
 from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import ContainerPinning, CpuCollision, SandboxPinning
+from vmpin.named_tuple import NamedTuple
 
 #: Characters of a condition's message; an Event's may have 1,024.
 MAX_MESSAGE = 1000

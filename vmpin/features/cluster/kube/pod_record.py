@@ -5,11 +5,12 @@ Raw JSON in, values out: a whole pod takes some 10 kB."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.features.cluster.kube.identifiers import CONDITION, MIRROR, valid_name
 from vmpin.features.cluster.kube.reported_node import SandboxPinning
 from vmpin.features.cluster.kube.watched_annotations import watched_annotations
+from vmpin.named_tuple import NamedTuple
 
 
 class PodRecord(NamedTuple):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.bounded import MAX_INT64, checked_parse, checked_real, checked_whole, load_json
 from vmpin.cpuset import MAX_CPU
 from vmpin.domain.terminal import excerpt
 from vmpin.errors import WireError
+from vmpin.named_tuple import NamedTuple
 
 VERSION = 1
 MAX_SANDBOXES = 4096

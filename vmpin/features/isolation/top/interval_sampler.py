@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from vmpin.cpuset import MAX_CPU
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
@@ -17,6 +16,7 @@ from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.cpu_times import CpuLines, Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs, Stat
+from vmpin.named_tuple import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Samples after which the cgroup of a process that runs is read again.

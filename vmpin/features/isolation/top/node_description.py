@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.cpu_owner import CpuOwner
@@ -18,6 +18,7 @@ from vmpin.feature import notes_on_cpus
 from vmpin.features.isolation.others import owners_of, owns, sandboxes_of
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval
 from vmpin.features.isolation.usage import SampledProcess, container_of
+from vmpin.named_tuple import NamedTuple
 
 #: Of a container in its guest, the most urgent first; then whatever else there is.
 _GUEST = ("error", "left alone", "no agent", "pending", "sent", "applied")

