@@ -63,10 +63,11 @@ def nodes_kubelet(proc: Procfs, files: Files, programs: Sequence[Program]) -> Ku
     program = _kubelet(programs)
     if program is None:
         return kubelet_config(files, programs)
-    kubelet = kubelet_config(own_files(proc, program.pid, files), programs)
+    base = proc.working_directory(program.pid)
+    kubelet = kubelet_config(own_files(proc, program.pid, files), programs, base)
     if not kubelet.directory:
         return kubelet
-    directory = os.path.normpath(os.path.join(proc.working_directory(program.pid), kubelet.directory))
+    directory = os.path.normpath(os.path.join(base, kubelet.directory))
     return replace(kubelet, directory=path_on_node(proc, program.pid, directory))
 
 
@@ -77,15 +78,16 @@ def _kubelet(programs: Sequence[Program]) -> Program | None:
                  if program.name in KUBELETS and program.argv[1:2] not in _PRINTS), None)
 
 
-def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
-    """The configuration of the running kubelet; without one, of the files at the usual places."""
+def kubelet_config(files: Files, programs: Sequence[Program], base: str = "") -> KubeletConfig:
+    """The configuration of the running kubelet; without one, of the files at the usual places.
+    :param base: its working directory, of which a kubelet by itself names files."""
     program = _kubelet(programs)
     trouble: list[str] = []
     service = None if program is None or program.name not in _RANCHER else _service(files, program, trouble)
     flags = kubelet_flags(files, program, trouble) if service is None else service.flags()
     directory, settings = last_value(flags, "root-dir"), dict[str, FoundSetting]()
     read: list[str] = []
-    for path in _paths(files, program, flags) if service is None else _managed(files, service, flags):
+    for path in _paths(files, program, flags, base) if service is None else _managed(files, service, flags):
         document = _document(files, path, trouble, as_go=True)
         if document is not None and document.get("kind") in (_KIND, _EDGE_KIND):
             read.append(path)
@@ -98,11 +100,12 @@ def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
                          directory)
 
 
-def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag]) -> list[str]:
+def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag], base: str) -> list[str]:
     """The files that the kubelet reads, the strongest last. Files at the usual places are those of a kubelet that does
     not run, or of the program that contains it: a kubelet by itself reads only what its command line names."""
     known = None if program is None else with_program(program.name)
-    named, directory = last_value(flags, "config"), last_value(flags, "config-dir")
+    named, directory = (value and os.path.join(base, value)
+                        for value in (last_value(flags, "config"), last_value(flags, "config-dir")))
     usual = DISTRIBUTIONS if program is None else () if known is None or named else (known,)
     paths = [named] if named else [path for distribution in usual for path in distribution.configurations
                                    if files.exists(path)]

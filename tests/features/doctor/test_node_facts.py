@@ -152,6 +152,20 @@ def test_the_kubelets_directory_may_be_relative(tmp_path: Path, named: str) -> N
     assert (found.directory, found.reached) == ("/srv/kubelet", True)
 
 
+def test_the_kubelets_files_may_be_relative(tmp_path: Path) -> None:
+    """From its working directory, as its own directory."""
+    config = made_up(tmp_path, """
+        proc/7/cmdline = kubelet\\0--config=./k.yaml\\0--config-dir\\0k.d\\0
+        sys/
+        srv/k.yaml = kind: KubeletConfiguration\\ncpuManagerPolicy: static
+        srv/k.d/1.conf = kind: KubeletConfiguration\\nreservedSystemCPUs: 0-1
+        k.yaml = kind: KubeletConfiguration\\ncpuManagerPolicy: none
+    """)
+    (tmp_path / "proc/7/cwd").symlink_to("/srv")
+    kubelet = looked(config, tmp_path).kubelet
+    assert (kubelet.text("cpuManagerPolicy"), kubelet.text("reservedSystemCPUs")) == ("static", "0-1")
+
+
 def test_a_kubelet_in_a_container_is_read_where_it_runs(tmp_path: Path) -> None:
     """Its files are those that it sees, its directory is the node's."""
     config = made_up(tmp_path, """
