@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from documents import checked_output
@@ -92,3 +92,15 @@ def stays(pod: Pod, *what: str) -> None:
     while time.monotonic() < until:
         assert seen(pod.pid).all() <= set(what)
         time.sleep(0.02)
+
+
+def drifted(node: CriNode, cpus: tuple[str, str]) -> Callable[[], str]:
+    """A runc container that the kubelet gave the second CPU, and whose cgroup got the first from another program."""
+    first, second = cpus
+    node.configure(node={"shared_pool": None}, watch={"resync_seconds": 0.3})
+    node.checkpoint(first, {"uid-1": {"main": second}})
+    node.connect()
+    main = node.containerd.pod("web", uid="uid-1").container("main", cpus=second)
+    wait(lambda: node.status()["node"]["owners"], lambda: f"no container owns a CPU: {node.status()}")
+    (main.cgroup / "cpuset.cpus").write_text(first)
+    return main.cgroup_cpus

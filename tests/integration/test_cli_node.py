@@ -62,7 +62,7 @@ def test_the_status_as_json(lab: Lab) -> None:
     (owner,) = found["node"]["owners"]
     assert owner == {"sandbox": lab.vm.sandbox, "container": lab.node.id("web"), "cpus": lab.second, "kind": "vm",
                      "pod": found["sandboxes"][0]["pod"], "name": "web[2J", "init": None, "cgroup": None}
-    assert set(found["sources"]) == {"nri", "kubelet", "new_threads", "hooks", "repairs"}
+    assert set(found["sources"]) == {"nri", "kubelet", "new_threads", "hooks"}
     (sandbox,) = found["sandboxes"]
     assert sandbox["id"] == lab.vm.sandbox
     vmm = Procfs().stat(lab.vm.pid)

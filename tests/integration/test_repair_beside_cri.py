@@ -80,7 +80,7 @@ class Drive:
         return any(loop.done() and loop.exception() is not None for loop in self._running)
 
     def _by_cri(self, container: Container) -> Iterator[str]:
-        """Over CRI, as vmpin/runcrepair does it."""
+        """Over CRI, as the feature runc_repair does it."""
         own, other = self.cpus
         while True:
             (container.cgroup / "cpuset.cpus").write_text(other)

@@ -1,4 +1,4 @@
-"""Runc pods beside VMs under a real containerd: their CPUs are left to them; drift of theirs is repaired on demand."""
+"""Runc pods beside VMs under a real containerd: their CPUs are left to them, also those that they lost."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import given_containerd
 import pytest
-from cri_node import CriNode
+from cri_node import CriNode, drifted
 from nri_peer import delivering
 from process_masks import seen, union
 from real_containerd import VM, Containerd, suites
@@ -151,40 +151,7 @@ def test_runc_pods_are_left_as_they_are(node: CriNode, cpus: tuple[str, str]) ->
     assert main.cgroup_cpus() == second
 
 
-def drifted(node: CriNode, cpus: tuple[str, str]) -> Callable[[], str]:
-    """A runc container that the kubelet gave the second CPU, and whose cgroup got the first from another program."""
-    first, second = cpus
-    node.configure(node={"shared_pool": None}, watch={"resync_seconds": 0.3})
-    node.checkpoint(first, {"uid-1": {"main": second}})
-    node.connect()
-    main = node.containerd.pod("web", uid="uid-1").container("main", cpus=second)
-    wait(lambda: node.status()["node"]["owners"], lambda: f"no container owns a CPU: {node.status()}")
-    (main.cgroup / "cpuset.cpus").write_text(first)
-    return main.cgroup_cpus
-
-
-def repairs(node: CriNode) -> dict[str, int]:
-    return dict(node.status()["sources"]["repairs"])
-
-
-@pytest.mark.parametrize("by_cri", [True, False], ids=["cri", "nri"])
-def test_a_runc_container_that_drifted_is_given_back_its_cpus_when_asked_for(node: CriNode, cpus: tuple[str, str],
-                                                                             by_cri: bool) -> None:
-    socket = node.containerd.top / ("cri.sock" if by_cri else "none.sock")
-    node.configure(policy={"runc_repair": True}, paths={"cri": str(socket)})
-    now = drifted(node, cpus)
-    wait(lambda: now() == cpus[1] and repairs(node)["done"], lambda: f"still {now()}\n{node.log()}")
-
-    wait(lambda: not node.status()["node"]["disagreements"], lambda: f"not read back: {node.status()}")
-    before = repairs(node)
-    node.resyncs(5)
-    assert repairs(node) == before, node.log()
-    assert not before["failed"]
-    assert ("by=CRI" if by_cri else "by=NRI") in node.log()
-
-
 def test_a_runc_container_that_drifted_is_left_alone_and_reported(node: CriNode, cpus: tuple[str, str]) -> None:
     now = drifted(node, cpus)
     node.wait_for_log("disagree")
     assert now() == cpus[0]
-    assert repairs(node) == {"done": 0, "failed": 0}

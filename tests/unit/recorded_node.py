@@ -101,8 +101,7 @@ def status() -> dict[str, Any]:
                                     "bad": 0, "pod_resources": True, "stale": False,
                                     "written": "2026-01-02T02:57:54Z", "second_witness": None},
                         "new_threads": {"state": "connected", "events": {"fork": 410, "exec": 7}, "overruns": 0},
-                        "hooks": {"applied": 3, "refused": 0, "disputed": 0, "last": "2026-01-02T02:57:55Z"},
-                        "repairs": {"done": 0, "failed": 0}},
+                        "hooks": {"applied": 3, "refused": 0, "disputed": 0, "last": "2026-01-02T02:57:55Z"}},
             "sandboxes": [db, shop]}
 
 

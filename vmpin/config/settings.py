@@ -39,9 +39,8 @@ class PathSettings(NamedTuple):
                             "the kubelet's directory: its CPU manager's checkpoint")
     cdi: Path = setting(Path("/var/run/cdi"), values.path, "CDI specs of devices: the CPUs of DRA claims")
     nri: Path = setting(Path("/var/run/nri/nri.sock"), values.path, "socket of the container runtime for NRI plugins")
-    cri: Path | None = setting(None, values.path_or_unset, "socket of the container runtime for CRI calls, used by "
-                                "policy.runc_repair and to give out CPUs; unset: containerd's and CRI-O's own, if "
-                                "they exist")
+    cri: Path | None = setting(None, values.path_or_unset, "socket of the container runtime for CRI calls; unset: "
+                                "containerd's and CRI-O's own, if they exist")
 
     @property
     def hook_socket(self) -> Path:
@@ -92,7 +91,7 @@ _ROLE_RULES = "apart, sandbox, shared, housekeeping, off or a CPU list"
 
 
 class PolicySettings(NamedTuple):
-    """`policy`: the rules of placement (`Config.rules` has them as one value), and two switches."""
+    """`policy`: the rules of placement (`Config.rules` has them as one value), and which CPUs are exclusive."""
 
     vcpus: VcpuRule = _rule("vcpus", VcpuRule.AUTO,
                             "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off")
@@ -112,8 +111,6 @@ class PolicySettings(NamedTuple):
         "auto", values.one_of("auto", "off"),
         "auto: where no program reports which CPUs are exclusive and no shared pool is configured, a container owns "
         "the CPUs that no other pod's container may use (needs NRI); off: it owns none")
-    runc_repair: bool = setting(False, values.flag, "whether the runtime is asked (CRI) to give a runc container "
-                                 "back the CPUs that the kubelet gave it, when its cgroup has others")
 
 
 class WatchSettings(NamedTuple):

@@ -41,7 +41,6 @@ class Timeouts:
     #: to give CPUs (and between two CRI calls for a container for which one has failed); and to find ended pods.
     pool_update: float = 30.0
     ended_pods: float = 600.0
-    runc_repair_pause: float = 5.0  #: Between two repairs of a runc container: a runtime answers before it writes.
     #: From a report on a sandbox to its rechecks: each the pause after the one before. A settled VM has two of them
     #: (daemon.passes.OF_SETTLED).
     rechecks: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)

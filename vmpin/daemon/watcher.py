@@ -22,7 +22,6 @@ from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
 from vmpin.daemon.run_directory import RunDirectory
-from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.state_saving import StateSaving
 from vmpin.daemon.supervision import Source, SupervisedTasks
 from vmpin.feature import WatcherPart, features, present
@@ -82,8 +81,6 @@ class Watcher:
                              if config.watch.births else None)
         self._relist = Relist()
         self._cpuset_files = CpusetFiles(node_state, self.files.watched)
-        self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
-                                  lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off",
                                    timeouts=timeouts)
         self.guest = self.guests.report
@@ -150,7 +147,6 @@ class Watcher:
         :returns: True if the original masks are restored."""
         directory.keep(self.view.config)
         sd_notify.notify("STOPPING=1")
-        self._repair.stop()
         self._tasks.cancel(*(name for name in self._tasks.names if name != "guests"))
         self.passes.stop()
         unpin = self.view.config.watch.on_exit == "unpin" and directory.ousted is None
@@ -176,7 +172,6 @@ class Watcher:
     def _on_nri(self, events: list[NriEvent], since: float, waited: bool) -> None:
         """Take the runtime's events, and make a pass for their sandboxes.
         :param waited: whether each could wait (`can_wait`): then their pass is made only if a VM has to move."""
-        self._repair.take(events)
         self._relist.take(events)
         for event in events:
             match event:
@@ -273,7 +268,6 @@ class Watcher:
                 self.saving.save_soon()
             self.passes.ask_qmp()
             self._watch_files()
-            self._repair.begin()
             for after_resync in present(part.after_resync for part in self.parts.values()):
                 after_resync()
             if self._relist.due() and self.nri is not None:

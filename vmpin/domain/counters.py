@@ -91,8 +91,6 @@ class Counters:
         #: Masks that the kernel refused, by sandbox; only existing sandboxes.
         self.refused_by: Counter[SandboxId] = Counter()
         self.drift: Counter[str] = Counter()  #: Repairs, by cause (the value of a `drift.Cause`).
-        #: CPUs given back to runc containers (policy.runc_repair), by outcome: done, failed.
-        self.repairs: Counter[str] = Counter()
         self.contentions = 0  #: How often contention with another writer of the same masks began.
         #: The same by sandbox, of those that are still there.
         self.contentions_by: Mapping[SandboxId, int] = {}

@@ -15,6 +15,7 @@ NAMES = (
     "isolation",
     "irqs",
     "scheduling",
+    "runc_repair",
     "network",
     "memory",
     "map",

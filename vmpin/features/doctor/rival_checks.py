@@ -4,7 +4,7 @@ Pure."""
 
 from __future__ import annotations
 
-from vmpin.domain.facts import ALLOCATORS, NodeFacts
+from vmpin.domain.facts import NodeFacts
 from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.tuned_movers import mask_options, movers
 
@@ -20,21 +20,20 @@ PINNERS = {
                  "that shares it floats there. With the key set, vmpin would treat a balloon's CPUs as exclusive to "
                  "one container"),
     "topology-aware": ("the NRI policy plugin changes containers' cpusets by itself",
-                       "leave policy.runc_repair off: both would set the same cpusets again and again"),
+                       "none: vmpin follows the cpusets that it sets"),
     "numad": ("numad moves processes to the node of their memory, all of their threads at once",
               "stop it (systemctl disable --now numad), or keep it off the VMMs (numad -x PID)"),
     "koordinator": ("koordlet writes cpusets of pods, and those of best-effort ones every second",
-                    "let only one of both decide: vmpin follows with policy.runc_repair off"),
-    "crane": ("crane-agent writes containers' cpusets every five seconds",
-              "let only one of both decide: vmpin follows with policy.runc_repair off"),
+                    "none: vmpin follows them"),
+    "crane": ("crane-agent writes containers' cpusets every five seconds", "none: vmpin follows them"),
     "nri-policy": ("the NRI policy plugin changes containers' cpusets by itself",
-                   "leave policy.runc_repair off: both would set the same cpusets again and again"),
+                   "none: vmpin follows the cpusets that it sets"),
     "dra-driver-cpu": ("dra-driver-cpu gives containers the CPUs of their ResourceClaims over NRI, others the rest",
-                       "leave policy.runc_repair off: vmpin follows its claims"),
+                       "none: vmpin follows its claims"),
     "katalyst": ("katalyst-agent writes containers' cpusets by their QoS, and changes its pools as it runs",
-                 "let only one of both decide: vmpin follows with policy.runc_repair off"),
+                 "none: vmpin follows them"),
     "cpu-pooler": ("CPU-Pooler's setter writes containers' cpusets by the pool that they asked for",
-                   "let only one of both decide: vmpin follows with policy.runc_repair off"),
+                   "none: vmpin follows them"),
     "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
                    "none: vmpin follows the cpusets that the runtime received")}
 _BLIND = "the node's processes are invisible here"
@@ -91,10 +90,6 @@ def pinners(facts: NodeFacts) -> CheckResult:
         return unknown(_BLIND, remedy=_SEE)
     if not kinds:
         return ok("no other program that pins threads or writes cpusets was found")
-    repair = facts.settings.get("policy.runc_repair") == "true"
-    if repair and kinds.keys() & (ALLOCATORS - {"cri-resmgr"}):
-        return bad(f"{several(kinds)} write cpusets, and so does vmpin (policy.runc_repair)",
-                   "set policy.runc_repair: false", *evidence)
     evidence += [PINNERS[kind][0] for kind in kinds]
     if "numad" in kinds:
         return warn("numad runs, and moves all threads of a VMM together", PINNERS["numad"][1], *evidence)

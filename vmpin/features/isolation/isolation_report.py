@@ -174,7 +174,7 @@ def advice(program: ForeignProgram, cpus: str) -> str:
                     "does not manage (watch.only), or that is unpinned")
         case ProgramKind.CONTAINER:
             return (f"its cpuset must not include CPUs {cpus}: set the kubelet's cpuManagerPolicy to static, or "
-                    "policy.runc_repair where the runtime has lost the cpuset; `vmpin verify --others` shows its mask")
+                    "runc.repair where the runtime has lost the cpuset; `vmpin verify --others` shows its mask")
         case ProgramKind.HOST:
             unit = program.where.rpartition("/")[2]
             place = f"of {unit} (systemctl edit {unit})" if unit.endswith((".service", ".scope")) else \

@@ -188,9 +188,6 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
                    {cause.value: counters.drift[cause.value] for cause in Cause}, "cause")
     yield _counter("vmpin_contentions_total", "Contention with another writer of the same masks.",
                    counters.contentions)
-    yield _counter("vmpin_runc_repairs_total", "Cpusets of runc containers restored by the runtime "
-                   "(policy.runc_repair), by result.",
-                   {outcome: counters.repairs[outcome] for outcome in ("done", "failed")}, "outcome")
     yield _histogram("vmpin_new_thread_latency_seconds", "From the creation of a thread until its placement.",
                      counters.new_thread_latency)
     yield _histogram("vmpin_allowed_outside_seconds", "How long the mask of a thread allowed CPUs outside its "

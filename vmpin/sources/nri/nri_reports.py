@@ -4,7 +4,7 @@ it must list everything again (`Relist`).
 A list may be old: CRI-O keeps updates in memory, so after its own restart it lists the CPUs at creation. The CPUs of a
 container are current from then on if the same runtime process created or updated it after its first list, or lists it
 with other CPUs than at first (another plugin changed them in its answer to Synchronize). The lists of containerd are
-always current; only `NriCpusetReports.cpus`, by which repairs are made, is not taken from a new process's list.
+always current; only `NriCpusetReports.cpus`, which features may restore, is not taken from a new process's list.
 """
 
 from __future__ import annotations

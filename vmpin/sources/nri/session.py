@@ -77,17 +77,17 @@ class NriCalls:
     def synchronize(self, everything: NriList, stored: bool) -> CallOutcome:
         """The list of all pods and containers. The answer sets the CPUs of some containers.
         :param stored: see `Synced.stored`."""
-        repairs = {container.id: update.cpus for container in everything.containers
-                   if (update := self._updates.get(container.id)) is not None and update.cpus
-                   and update.listed in (None, container.cpus)}
+        restored = {container.id: update.cpus for container in everything.containers
+                    if (update := self._updates.get(container.id)) is not None and update.cpus
+                    and update.listed in (None, container.cpus)}
         given = {update.container: update.cpus for update in self._list_updates(everything) if update.cpus}
-        updates = repairs | given
+        updates = restored | given
         payload = encode_list_answer([SideUpdate(*update) for update in updates.items()], more=False)
         self.listed = True
         self._counters.syncs += 1
         logger.debug("nri: SYNCHRONIZE pods=%d containers=%d updates=%d", len(everything.pods),
                      len(everything.containers), len(updates))
-        synced = Synced(everything.pods, everything.containers, everything.time_ns, tuple(repairs), self._peer,
+        synced = Synced(everything.pods, everything.containers, everything.time_ns, tuple(restored), self._peer,
                         stored=stored)
         return self._outcome(synced, given, everything.time_ns, payload)._replace(size=everything.size)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import queue
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from nri_peer import PATIENCE, NriRuntime, NriRuntimes, container, delivering, p
 
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconcile.intake import take_nri
@@ -43,11 +41,8 @@ class Node:
         """The watcher, new or again."""
         paths = {f"paths.{key}": str(self.path / key) for key in (
             "run", "kata_go", "kata_rs", "kubelet", "nri", "cri")}
-        self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": "none",
-                                                            "policy.runc_repair": "true"}))
+        self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": "none"}))
         self.node_state = self.reconciler.node_state
-        self.repair = RuncRepair(self.reconciler.view, self.node_state.counters, self.node_state.read_cgroups,
-                                 lambda: self.plugin)
         self.node_state.nri_list_came()
 
     def receive(self) -> NriEvent:
@@ -55,7 +50,6 @@ class Node:
         if isinstance(event, Synced):  # the peer of every connection is this process
             assert event.runtime == os.getpid()
             event = event._replace(runtime=self.pid)
-        self.repair.take([event])
         take_nri(self.reconciler.node_state, [event])
         return event
 
@@ -79,16 +73,8 @@ class Node:
     def cpus(self) -> str:
         return str(self.node_state.state.sandboxes[SandboxId("pod1")].containers[ContainerId("c1")].container.cpuset)
 
-    def repaired(self) -> list[ContainerId]:
-        """What is asked of the runtime for a disagreement that lasts."""
-        self.node_state.source_disagreements.lasting[SandboxId("pod1"), ContainerId("c1")] = "the sources disagree"
-
-        async def look() -> None:
-            self.repair.begin()
-            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
-
-        asyncio.run(look())
-        return list(self.plugin.updates)
+    def announced(self) -> dict[ContainerId, str]:
+        return {container: str(cpus) for container, cpus in self.reconciler.view.announced.items()}
 
 
 @pytest.fixture
@@ -145,14 +131,13 @@ def test_a_runtime_that_was_not_restarted_lists_what_is_so(node: Node) -> None:
         assert node.cpus() == cpus
 
 
-def test_a_runc_container_is_not_given_the_cpus_of_a_list(node: Node) -> None:
+def test_the_cpus_of_a_list_are_not_announced(node: Node) -> None:
     """With the watcher's own state file lost as well: the cgroup is right, and the list is all that NRI says."""
     runtime = node.connected(CREATED)
     node.node_state.apply_events([CpusetSeen(SandboxId("pod1"), ContainerId("c1"), CpuSet.parse(UPDATED),
                                              Source.CGROUP, 1 << 62)])
-    assert node.cpus() == UPDATED
-    assert node.repaired() == []
+    assert (node.cpus(), node.announced()) == (UPDATED, {})
     # What the runtime reports as it happens is another matter.
     assert runtime.state_change(Verb.POST_UPDATE, pod(), container(cpus="2-3")).code == 0
     node.receive()
-    assert node.repaired() == [ContainerId("c1")]
+    assert node.announced() == {ContainerId("c1"): "2-3"}

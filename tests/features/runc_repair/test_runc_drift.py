@@ -9,10 +9,10 @@ from reported import APP, POD, UID, container, kubelet, pod, state_of
 from ruled import ruled
 
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.runc_repair import TRIES, WITHIN, RuncDriftRepairs
 from vmpin.domain.desired_state import ContainerRecord
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import SandboxId
+from vmpin.features.runc_repair.runc_drift import TRIES, WITHIN, RuncDriftRepairs
 
 LASTING = [(POD, APP)]
 ANNOUNCED = {APP: CpuSet.parse("2-3")}

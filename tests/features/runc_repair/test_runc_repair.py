@@ -13,11 +13,11 @@ import pytest
 from cri_peer import CriServer
 
 from vmpin.config import loading as settings
-from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.runc_repair import TRIES, RuncRepair
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
+from vmpin.features.runc_repair.runc_drift import PAUSE, TRIES
+from vmpin.features.runc_repair.runc_repair_watcher_part import RuncRepair
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriUpdate, Synced
@@ -47,21 +47,25 @@ class Drifted:
 
     def __init__(self, path: Path) -> None:
         (path / "run").mkdir()
-        paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
         self.socket = path / "cri.sock"
-        self.reconciler = Reconciler(settings.load(None, {}, {
-            **paths, "paths.cri": str(self.socket), "policy.runc_repair": "true", "watch.only": "none"}))
+        self._flags = {**{f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")},
+                       "paths.cri": str(self.socket), "watch.only": "none"}
+        self.reconciler = Reconciler(settings.load(None, {}, {**self._flags, "runc.repair": "true"}))
         self.node_state = self.reconciler.node_state
         self.node_state.nri_list_came()
         self.plugin = FakePlugin()
+        self.process = 7  #: The runtime's.
         #: What the runtime has.
         self.listed: dict[ContainerId, NriContainer] = {}
-        take_nri(self.reconciler.node_state, [Synced((), (), 0, runtime=7)])
-        self.repair = self.repairing(Timeouts(cri_call=120.0))
+        take_nri(self.reconciler.node_state, [Synced((), (), 0, runtime=self.process)])
+        self.repair = self.repairing()
 
-    def repairing(self, timeouts: Timeouts) -> RuncRepair:
-        return RuncRepair(self.reconciler.view, self.node_state.counters, self.node_state.read_cgroups,
-                          lambda: cast("NriPlugin", self.plugin), timeouts)
+    def repairing(self, timeout: float = 120.0, pause: float = PAUSE) -> RuncRepair:
+        return RuncRepair(self.reconciler.view, self.node_state.read_cgroups, lambda: cast("NriPlugin", self.plugin),
+                          timeout, pause)
+
+    def configure(self, repair: str) -> None:
+        self.node_state.reconfigure(settings.load(None, {}, {**self._flags, "runc.repair": repair}))
 
     def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
         self.node_state.apply_events([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
@@ -84,20 +88,20 @@ class Drifted:
             lists = self.plugin.lists
             asyncio.run(looked())
             if self.plugin.lists > lists:
-                event = Synced((), tuple(self.listed.values()), 3, runtime=7)
-                self.repair.take([event])
+                event = Synced((), tuple(self.listed.values()), 3, runtime=self.process)
                 take_nri(self.reconciler.node_state, [event])
+                self.repair.take([event])
                 asyncio.run(looked())
 
     def confirm(self) -> None:
         """The runtime has listed all, upon the first look."""
         # No public way in: the first look would repair what is confirmed here.
         self.repair._unconfirmed = set(self.listed)
-        self.repair.take([Synced((), tuple(self.listed.values()), 3, runtime=7)])
+        self.repair.take([Synced((), tuple(self.listed.values()), 3, runtime=self.process)])
 
     @property
     def outcomes(self) -> dict[str, int]:
-        return {outcome: number for outcome, number in self.node_state.counters.repairs.items() if number}
+        return {outcome: number for outcome, number in self.repair.repairs.items() if number}
 
 
 @pytest.fixture
@@ -128,6 +132,28 @@ def test_what_another_plugin_changed_is_no_drift(node: Drifted, runtime: CriServ
     assert str(node.node_state.state.sandboxes[POD].containers[ContainerId("a")].reports[Source.NRI].cpuset) == "4"
 
 
+def test_a_container_is_not_given_the_cpus_of_a_list_alone(node: Drifted, runtime: CriServer) -> None:
+    """A restarted CRI-O lists the CPUs of creation (sources/nri/test_crio_list): the cgroup is right."""
+    node.drift("a")
+    node.process = 8
+    take_nri(node.node_state, [Synced((), tuple(node.listed.values()), 3, runtime=node.process)])
+    node.look()
+    assert (runtime.updates, node.plugin.lists) == ([], 0)
+    take_nri(node.node_state, [ContainerEvent(Verb.POST_UPDATE, None, node.listed[ContainerId("a")], 4)])
+    node.look()
+    assert runtime.updates == [("a", "2-3")]
+
+
+def test_a_reload_switches_it_off_and_on(node: Drifted, runtime: CriServer) -> None:
+    node.drift("a")
+    node.configure("false")
+    node.look()
+    assert (runtime.updates, node.plugin.lists) == ([], 0)
+    node.configure("true")
+    node.look()
+    assert runtime.updates == [("a", "2-3")]
+
+
 def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) -> None:
     node.drift("a", handler="kata-qemu")
     node.look()
@@ -136,14 +162,14 @@ def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) ->
 
 def test_between_two_tries_is_a_pause(node: Drifted, runtime: CriServer) -> None:
     """The cgroup may yet be written."""
-    node.repair = node.repairing(Timeouts(runc_repair_pause=600.0))
+    node.repair = node.repairing(pause=600.0)
     node.drift("a")
     node.look(TRIES)
     assert len(runtime.updates) == 1
 
 
 def test_tries_are_bounded(node: Drifted, runtime: CriServer, caplog: pytest.LogCaptureFixture) -> None:
-    node.repair = node.repairing(Timeouts(cri_call=120.0, runc_repair_pause=0.0))
+    node.repair = node.repairing(pause=0.0)
     node.drift("a")
     node.look(TRIES + 3)
     assert len(runtime.updates) == TRIES
@@ -154,7 +180,7 @@ def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer,
                                           caplog: pytest.LogCaptureFixture) -> None:
     """The loop turns while the call waits, a second look begins no second call, and the deadline ends it."""
     runtime.mute = True
-    node.repair = node.repairing(Timeouts(cri_call=8.0))
+    node.repair = node.repairing(8.0)
     node.drift("a", "b")
     turns = 0
 

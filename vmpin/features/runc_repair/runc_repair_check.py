@@ -1,0 +1,20 @@
+"""The check of repairs of runc containers: whether another program writes the same cpusets. Pure."""
+
+from __future__ import annotations
+
+from vmpin.domain.facts import ALLOCATORS, NodeFacts
+from vmpin.domain.finding import CheckResult, bad, ok, several, unknown
+
+
+def runc_repair(facts: NodeFacts) -> CheckResult:
+    if facts.settings.get("runc.repair") != "true":
+        return ok("vmpin writes no cpuset of runc containers (runc.repair: false)")
+    # cri-resmgr rewrites them before the runtime receives them, and vmpin restores what the runtime received.
+    writers = [daemon for daemon in facts.daemons if daemon.kind in ALLOCATORS - {"cri-resmgr"}]
+    if writers:
+        kinds = dict.fromkeys(daemon.kind for daemon in writers)
+        return bad(f"{several(kinds)} write cpusets, and so does vmpin (runc.repair)", "set runc.repair: false",
+                   *(f"{daemon.name} pid {daemon.pid}" for daemon in writers))
+    if not facts.sees:
+        return unknown("the node's processes are invisible here", remedy="run this as root; in a pod: hostPID: true")
+    return ok("no other program that writes cpusets was found")
