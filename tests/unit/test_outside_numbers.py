@@ -47,13 +47,6 @@ def numa(text: str) -> Iterable[int | None]:
             for number in (vcpu.core, vcpu.node, *vcpu.memory)]
 
 
-def clh_numa(text: str) -> Iterable[int | None]:
-    argv = ["cloud-hypervisor", "--memory-zone", f"id=m,host_numa_node={text}",
-            "--numa", f"guest_numa_id={text},cpus=[0-3]", f"guest_numa_id=0,cpus=[{text}],memory_zones=[m]"]
-    return [number for vcpu in cloud_hypervisor.guest_vcpus(argv, [VcpuId(number) for number in range(4)])
-            for number in (vcpu.node, *vcpu.memory)]
-
-
 def identified(text: str) -> Iterable[int]:
     argv = [QEMU, "-smp", f"cpus={text},maxcpus={text}"]
     found = identify(7, qemu.QEMU, argv, [(7, Stat(f"CPU {text}/KVM", "S", 1, 0, 1, 0))], Procfs("/nowhere"))
@@ -126,7 +119,7 @@ def both(parse: Callable[[object], object]) -> Callable[[str], Iterable[float | 
 
 
 PARSERS = [
-    Parser("-smp", smp, MAX_VCPUS), Parser("-numa", numa, MAX_VCPUS), Parser("--numa", clh_numa, MAX_VCPUS),
+    Parser("-smp", smp, MAX_VCPUS), Parser("-numa", numa, MAX_VCPUS),
     Parser("threads of a QEMU", identified, MAX_VCPUS),
     Parser("names of threads", named, MAX_VCPUS),
     Parser("-device vhost-vsock",

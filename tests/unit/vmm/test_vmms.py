@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from itertools import count
 
 import pytest
-from effort import effort
 
 from vmpin.domain.model import VcpuId
 from vmpin.vmm.cloud_hypervisor import CLOUD_HYPERVISOR
@@ -74,33 +72,3 @@ def test_other_vmms_count_apic_ids_from_nought(monkeypatch: pytest.MonkeyPatch) 
     assert hardware_ids(FIRECRACKER, ["firecracker"], ids(0, 17)) == {0: 0, 17: 17}
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert hardware_ids(CLOUD_HYPERVISOR, ["cloud-hypervisor"], ids(0, 17)) == {0: 0, 17: 257}
-
-
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["--memory-zone", "id=m0,size=1G,host_numa_node=1", "id=m1,size=1G,host_numa_node=0", "--numa",
-      "guest_numa_id=0,cpus=[0-1],memory_zones=[m0]", "guest_numa_id=1,cpus=[2,3],memory_zones=[m1]"],
-     [(0, {1}), (0, {1}), (1, {0}), (1, {0})]),
-    (["--numa=guest_numa_id=2,cpus=0-1,memory_zones=m0", "--memory-zone=id=m0,size=1G,host_numa_node=3"],
-     [(2, {3}), (2, {3}), (None, set()), (None, set())]),
-    (["--numa", "guest_numa_id=0,cpus=[0],memory_zones=[m0,m1]", "--memory-zone", "id=m0,size=1G", "--cpus", "boot=4"],
-     [(0, set()), (None, set()), (None, set()), (None, set())]),
-    (["--numa", "guest_numa_id=x,cpus=[0]", "guest_numa_id=0,cpus=[3-1]", "--memory-zone", "id=m0,host_numa_node=x"],
-     [(None, set())] * 4),
-])
-def test_cloud_hypervisors_nodes_have_their_memorys_host_nodes(
-        arguments: list[str], expected: list[tuple[int | None, set[int]]]) -> None:
-    found = CLOUD_HYPERVISOR.guest_vcpus(["cloud-hypervisor", *arguments], [VcpuId(number) for number in range(4)])
-    assert [(vcpu.node, set(vcpu.memory)) for vcpu in found] == expected
-
-
-@pytest.mark.parametrize("words", [
-    ["--numa"] * 15_000, ["--numa", *(f"guest_numa_id={number % 1000},cpus=[0-8191]" for number in range(3500))]],
-    ids=["options", "lists of CPUs"])
-def test_a_long_command_line_of_cloud_hypervisor_costs_little(words: list[str]) -> None:
-    new = count()
-
-    def read() -> None:
-        # Another command line each time: one that was read before is cached.
-        CLOUD_HYPERVISOR.guest_vcpus(["cloud-hypervisor", *words, str(next(new))], [VcpuId(0), VcpuId(9000)])
-
-    assert effort(read) < 30
