@@ -18,7 +18,6 @@ from vmpin.protocol.messages import (
     Applied,
     ContainerOutcome,
     HostMessage,
-    Inventory,
     NeedMap,
     Ping,
     Pong,
@@ -120,14 +119,12 @@ class Agent:
     def answer(self, request: HostMessage) -> None:
         match request:
             case Ping():
-                self.say(Pong(request.id, "0.1", "boot", 1.5))
+                self.say(Pong(request.id, "0.1"))
             case VcpuMap():
                 self.generation = max(self.generation, request.generation)
                 self.say(self.applied(request))
             case Unpin():
                 self.say(Applied(request.id, self.generation, {}))
-            case _:
-                self.say(Inventory(request.id, (), (), "v2", "3.11"))
 
     def applied(self, request: VcpuMap) -> Applied:
         return Applied(request.id, self.generation, {

@@ -2,14 +2,12 @@
 
 import argparse
 import fcntl
-import json
 import os
 import signal
 import sys
 import time
 from typing import List, Optional
 
-from vmpin.protocol.messages import as_json
 from vmpin.protocol.parsing import PORT
 from vmpin_agent import VERSION, file_io
 from vmpin_agent.agent import Agent
@@ -23,9 +21,6 @@ _MOUNTED = 10.0
 def main(argv: Optional[List[str]] = None) -> int:
     args = _parser().parse_args(argv)
     agent_trees = {"proc": args.proc, "cgroup": args.cgroup, "sys": args.sys, "run": args.run}
-    if args.once:
-        print(json.dumps(as_json(Agent(**agent_trees).inventory()), indent=2))
-        return 0
     if args.detach:
         if not _detach():
             return 0
@@ -61,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
         trees.add_argument(f"--{name}", default=default, metavar="DIR", help="default: %(default)s")
     parser.add_argument("--detach", action="store_true",
                         help="continue in the background, for a hook or an init; nothing if an agent runs")
-    parser.add_argument("--once", action="store_true", help="print the inventory of the guest and exit")
     return parser
 
 

@@ -1,16 +1,13 @@
-"""The agent's state and answers: the newest map, its outcome, and the changes in the guest since."""
+"""The agent's state and answers: the newest map, and its outcome as the guest changes."""
 
 import json
 import os
-import platform
-import time
-from typing import Dict, List, Optional, Set
+from typing import List, Optional
 
 from vmpin.cpuset import EMPTY, union
 from vmpin.protocol import messages
-from vmpin.protocol.parsing import MAX_CONTAINERS
 from vmpin_agent import VERSION, file_io, guest_threads
-from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, within
+from vmpin_agent.guest_cgroups import GuestCgroups
 from vmpin_agent.guest_cpus import CpuReader
 from vmpin_agent.map_applier import MapApplier
 from vmpin_agent.originals import Originals
@@ -29,8 +26,8 @@ class Agent:
         self._proc = proc
         self._cpus = CpuReader(proc, sys)
         self._cgroups = GuestCgroups(cgroup, proc, kata)
-        self.boot_id = (file_io.read(f"{proc}/sys/kernel/random/boot_id") or "").strip()
-        self.originals = Originals(f"{run}/agent.json", self.boot_id)
+        boot_id = (file_io.read(f"{proc}/sys/kernel/random/boot_id") or "").strip()
+        self.originals = Originals(f"{run}/agent.json", boot_id)
         self._pinner = MapApplier(proc, self._cpus, self._cgroups, self.originals)
         self._export = CpusFile(f"{run}/cpus.json")
         self._map: Optional[messages.VcpuMap] = None
@@ -39,9 +36,6 @@ class Agent:
         self._applied: Optional[messages.Applied] = None
         self._online = self._cpus.plugged()
         self.newest = guest_threads.newest(proc)
-        self._known: Dict[str, ContainerCgroup] = {}
-        #: Whether a connection was subscribed at the last check, or has been since.
-        self._watched = False
         #: Whether an unpin failed and is to be repeated.
         self._owes = False
         self._resync = _RESYNC
@@ -59,27 +53,12 @@ class Agent:
             self._map = self._applied = None
             self._unpin()
             return messages.Applied(request.id, self._generation, {})
-        if isinstance(request, (messages.InventoryRequest, messages.Subscribe)):
-            if isinstance(request, messages.Subscribe) and not self._watched:
-                # Otherwise the changes since the last check are still to be sent to the other subscribers.
-                self._watched = True
-                self._known = self._cgroups.all(self._named())
-            return self.inventory(request.id)
         assert isinstance(request, messages.Ping)
-        return messages.Pong(request.id, VERSION, self.boot_id, time.clock_gettime(time.CLOCK_BOOTTIME))
+        return messages.Pong(request.id, VERSION, self._cpus.read().note)
 
-    def inventory(self, id: Optional[int] = None) -> messages.Inventory:
-        """The guest's CPUs and containers."""
-        table = self._cpus.read()
-        containers = [messages.GuestContainer(cid, place.shown, self._cgroups.count(within(place)))
-                      for cid, place in list(self._cgroups.all(self._named()).items())[:MAX_CONTAINERS]]
-        return messages.Inventory(id, table.cpus, containers, self._cgroups.layout, platform.python_version(),
-                                  table.note)
-
-    def check(self, subscribed: bool) -> List[messages.AgentMessage]:
+    def check(self) -> Optional[messages.Applied]:
         """Apply the map again if the guest has changed. Called once a second; reads small files if nothing changed.
-        :param subscribed: whether any connection is. :returns: the messages for those that are."""
-        self._watched = subscribed
+        :returns: the outcome if it has changed."""
         online, newest = self._cpus.plugged(), guest_threads.newest(self._proc)
         cpus_changed = online != self._online
         self._resync -= 1
@@ -92,21 +71,12 @@ class Agent:
         if self._owes and self._resync <= 0:
             self._resync = _RESYNC
             self._unpin()
-        if not due or (self._map is None and not subscribed):
-            return []
+        if not due or self._map is None:
+            return None
         self._checks_due -= 1
         self._resync = _RESYNC
-        news: List[messages.AgentMessage] = []
-        if cpus_changed:
-            news.append(messages.GuestEvent("cpus", self._cpus.online()))
-        if subscribed:
-            news += self._containers_changed()
-        if self._map is not None:
-            before = self._applied
-            self._applied = self._apply(self._map)
-            if before is None or _gist(before) != _gist(self._applied):
-                news.append(self._applied)
-        return news
+        before, self._applied = self._applied, self._apply(self._map)
+        return self._applied if before is None or _gist(before) != _gist(self._applied) else None
 
     def _take(self, map: messages.VcpuMap) -> messages.Applied:
         if map.generation >= self._generation:
@@ -127,18 +97,6 @@ class Agent:
         if any(report.state == messages.PENDING and report.outside for report in applied.containers.values()):
             self._checks_due = max(self._checks_due, 1)
         return applied
-
-    def _containers_changed(self) -> List[messages.AgentMessage]:
-        before, self._known = self._known, self._cgroups.all(self._named())
-        started = tuple(sorted(cid for cid, place in self._known.items() if before.get(cid) != place))
-        stopped = tuple(sorted(cid for cid, place in before.items() if self._known.get(cid) != place))
-        if not started and not stopped:
-            return []
-        return [messages.GuestEvent("containers", started=started[:MAX_CONTAINERS], stopped=stopped[:MAX_CONTAINERS])]
-
-    def _named(self) -> Set[str]:
-        return set() if self._map is None else set(self._map.containers)
-
 
 def _gist(applied: messages.Applied) -> object:
     """The part of an outcome whose change is reported; the number of threads is not."""

@@ -60,12 +60,6 @@ class GuestCgroups:
             self._hierarchies = sorted(self._mounted(), key=Hierarchy.priority)
         return self._hierarchies
 
-    @property
-    def layout(self) -> str:
-        """Return the layout: v1, v2, hybrid or none."""
-        kinds = {hierarchy.v2 for hierarchy in self.hierarchies}
-        return "hybrid" if len(kinds) == 2 else "v2" if True in kinds else "v1" if kinds else "none"
-
     def _mounted(self) -> Iterator[Hierarchy]:
         for path in (self.root, *(path for path, _ in _directories(self.root))):
             controllers = file_io.read(f"{path}/cgroup.controllers")

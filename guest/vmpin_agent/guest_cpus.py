@@ -4,14 +4,12 @@ The guest's own numbers differ from the vCPUs': a hotplugged CPU gets the next f
 (KVM's vCPU id; arch/x86/kernel/cpu/proc.c shows it, of online CPUs only), and on arm64 MPIDR: in the device tree
 (cpu@N/reg), or in the order of ACPI's MADT, in which Linux numbers them (arch/arm64/kernel/smp.c)."""
 
-import os
 import re
 import struct
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.protocol.frames import format_ids
-from vmpin.protocol.messages import GuestCpu
 from vmpin_agent import file_io
 
 #: The part of an MPIDR that identifies the CPU: Aff0 to Aff2, and Aff3.
@@ -19,6 +17,14 @@ _AFFINITY = 0xFF00FFFFFF
 _MADT_HEADER = 44
 _MADT_GICC = 11
 _CPU_LINE = re.compile(r"^(processor|initial apicid|apicid)[ \t]*:[ \t]*([0-9]{1,11})[ \t]*$", re.MULTILINE)
+
+
+class GuestCpu(NamedTuple):
+    """One CPU. `hw` is its hardware id; None for an offline CPU of x86, which does not show its APIC id."""
+
+    cpu: int
+    hw: Optional[int]
+    online: bool
 
 
 class CpuTable(NamedTuple):
@@ -71,10 +77,10 @@ class CpuReader:
     def read(self) -> CpuTable:
         online = self.online()
         present = (file_io.cpus(f"{self._cpu}/present") or CpuSet()) | online
-        (hw, note), nodes = self._hardware(present), self._nodes()
+        hw, note = self._hardware(present)
         possible = file_io.cpus(f"{self._cpu}/possible") or present
-        return CpuTable(tuple(GuestCpu(cpu, hw.get(cpu), cpu in online, nodes.get(cpu, 0)) for cpu in present),
-                        len(possible - present), note)
+        return CpuTable(tuple(GuestCpu(cpu, hw.get(cpu), cpu in online) for cpu in present), len(possible - present),
+                        note)
 
     def _hardware(self, present: CpuSet) -> Tuple[Dict[int, int], str]:
         ids = _apic_ids(file_io.read(f"{self._proc}/cpuinfo") or "") or self._device_tree(present)
@@ -106,14 +112,6 @@ class CpuReader:
                     ids.append(struct.unpack_from("<Q", raw, at + 68)[0] & _AFFINITY)
             at += length
         return ids
-
-    def _nodes(self) -> Dict[int, int]:
-        top = f"{self._sys}/devices/system/node"
-        try:
-            nodes = [name for name in os.listdir(top) if re.fullmatch(r"node[0-9]{1,4}", name)]
-        except OSError:
-            return {}
-        return {cpu: int(name[4:]) for name in nodes for cpu in file_io.cpus(f"{top}/{name}/cpulist") or ()}
 
 
 def _apic_ids(cpuinfo: str) -> Dict[int, int]:

@@ -7,7 +7,7 @@ import select
 from typing import Callable, List, Optional
 
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, encode
-from vmpin.protocol.messages import AgentMessage, Applied, Failure, HostMessage, NeedMap, Subscribe, VcpuMap, as_json
+from vmpin.protocol.messages import AgentMessage, Failure, HostMessage, NeedMap, VcpuMap, as_json
 from vmpin.protocol.parsing import SERIAL, parse_request
 from vmpin_agent import file_io
 
@@ -29,7 +29,6 @@ class Link:
 
     def __init__(self, fd: int, answer: Callable[[HostMessage], AgentMessage]) -> None:
         self.fd = fd
-        self.subscribed = False
         self._answer = answer
         self._decoder = FrameDecoder()
         self._out = bytearray()
@@ -68,8 +67,6 @@ class Link:
         newest = max((request.generation for request in requests if isinstance(request, VcpuMap)), default=0)
         for request in sorted(requests, key=lambda request: isinstance(request, VcpuMap)
                               and request.generation < newest):
-            if isinstance(request, Subscribe):
-                self.subscribed = True
             self.send(self._answer(request))
 
     def send(self, answer: AgentMessage) -> None:
@@ -81,11 +78,6 @@ class Link:
         if len(self._out) > _MAX_WAITING:
             raise LinkClosed("the host does not read the answers")
         self.flush()
-
-    def notify(self, answers: List[AgentMessage]) -> None:
-        """Send messages that are no answers, if the connection is subscribed. :raises LinkClosed: as `send`."""
-        for answer in answers if self.subscribed else ():
-            self.send(answer._replace(id=None) if isinstance(answer, Applied) else answer)
 
     def flush(self) -> None:
         """Write what can be written now. :raises LinkClosed: the end is gone."""

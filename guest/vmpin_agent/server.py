@@ -70,13 +70,14 @@ class Server:
             self._serial_tick(self._serial, now)
         links = list(self._links) + ([self._serial.link] if self._serial and self._serial.link else [])
         try:
-            news = self._agent.check(any(link.subscribed for link in links))
+            changed = self._agent.check()
         except Exception as err:
             serious(err)
             return
         for link in links:
             try:
-                link.notify(news)
+                if changed is not None:
+                    link.send(changed)
             except LinkClosed as err:
                 self._drop(link, str(err))
             else:

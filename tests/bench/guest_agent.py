@@ -39,7 +39,7 @@ from vmpin.placement.ownership import claims_of, ownership
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.placement.rulings import inferred
 from vmpin.protocol.frames import FrameDecoder, encode
-from vmpin.protocol.messages import Applied, ContainerVcpus, Subscribe, VcpuMap, as_json
+from vmpin.protocol.messages import Applied, ContainerVcpus, VcpuMap, as_json
 from vmpin.protocol.parsing import parse_answer
 
 sys.path.append(str(data_files.path("guest")))
@@ -194,7 +194,7 @@ def at_rest(made: Node, count: int, seconds: float, build: Path) -> list[Figure]
 def _send_maps(line: socket.socket, guest: Guest) -> None:
     """A map with every container, to an agent that reports what changes."""
     shares = {str(container): ContainerVcpus((_hw()[cpus()[1]],)) for container in guest.cgroups}
-    line.sendall(encode(as_json(Subscribe(1))) + encode(as_json(VcpuMap(2, 1, "bench", shares))))
+    line.sendall(encode(as_json(VcpuMap(1, 1, "bench", shares))))
     decoder = FrameDecoder()
     while True:
         for message in decoder.feed(line.recv(1 << 16)):

@@ -71,9 +71,7 @@ def _frames() -> list[bytes]:
     return [applied(wanted=lambda number: lists[number], outside=list(range(16))),
             applied(cgroup="a\x80" * (room // 3 - 700), error="\x80" * 400),
             applied(unknown=[[]] * (MAX_VALUES // 3 // _CONTAINERS - 10)),
-            applied(unknown=[1.5] * (MAX_VALUES // _CONTAINERS - 20)),
-            json.dumps({"v": 1, "type": "inventory", "cpus": [{"cpu": 1}] * (MAX_VALUES // 3 - 10)}).encode(),
-            json.dumps({"v": 1, "type": "event", "started": [f"c{number}" for number in range(1024)]}).encode()]
+            applied(unknown=[1.5] * (MAX_VALUES // _CONTAINERS - 20))]
 
 
 def frame(rounds: int) -> Figure:
@@ -153,7 +151,7 @@ def _session_percent(seconds: int, sent: bytes) -> float:
 
 @contextlib.contextmanager
 def _guest(path: str, sent: bytes) -> Iterator[str]:
-    pong = json.dumps(as_json(Pong(1, "0.1", "boot", 1.0))).encode()
+    pong = json.dumps(as_json(Pong(1, "0.1"))).encode()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen()

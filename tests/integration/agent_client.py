@@ -1,7 +1,7 @@
 """The host's end of vmpin's agent, as a test needs it: it asks and waits, and keeps what was said unasked::
 
     with AgentClient.serial(guest.agent_socket) as agent:
-        agent.ask(Subscribe()), agent.ask(agent.map({"c1": "2-3"}, system="0-1"))
+        agent.ask(agent.map({"c1": "2-3"}, system="0-1"))
         agent.wait_for({"c1": APPLIED})
 
 Only the protocol's codec is vmpin's.
@@ -24,9 +24,6 @@ from vmpin.protocol.messages import (
     ContainerVcpus,
     Failure,
     HostMessage,
-    Inventory,
-    InventoryRequest,
-    Subscribe,
     VcpuMap,
     as_json,
 )
@@ -110,11 +107,6 @@ class AgentClient:
         self.send(encode(as_json(request._replace(id=number))))
         return self.until(lambda answer: getattr(answer, "id", None) == number, f"an answer to {request}")
 
-    def inventory(self) -> Inventory:
-        answer = self.ask(InventoryRequest())
-        assert isinstance(answer, Inventory), answer
-        return answer
-
     def send(self, raw: bytes) -> None:
         self._line.sendall(raw)
 
@@ -155,15 +147,10 @@ class AgentClient:
 
     def put(self, containers: Mapping[str, str], states: Mapping[str, str] | None = None, system: str | None = None,
             *, exclusive: tuple[str, ...] = (), export: bool = False) -> Applied:
-        """Send a map and wait until it is applied, or else until the states are as said; subscribed to that."""
+        """Send a map and wait until it is applied, or else until the states are as said."""
         answer = self.ask(self.map(containers, system, exclusive=exclusive, export=export))
         assert not isinstance(answer, Failure), answer
         return self.wait_for(states or dict.fromkeys(containers, "applied"))
-
-    def subscribe(self) -> Inventory:
-        answer = self.ask(Subscribe())
-        assert isinstance(answer, Inventory), answer
-        return answer
 
     def quiet(self, seconds: float) -> None:
         """Read what there is, until nothing came for so long."""

@@ -90,7 +90,7 @@ class GuestVmm:
         self._process.stdin.flush()
 
     def received(self, what: str = "") -> list[dict[str, Any]]:
-        """What came, in order: "connect" (port), "map" (message), "unpin", "subscribe", "ping", "call" (method), and
+        """What came, in order: "connect" (port), "map" (message), "unpin", "ping", "call" (method), and
         for Kata's agent "cpus" (container, cpus). `time` is CLOCK_MONOTONIC."""
         *lines, _ = self._log.read_text().split("\n")
         found = [json.loads(line) for line in lines]
@@ -143,7 +143,7 @@ class _Guest:
             while True:
                 number += 1
                 writer.write(random.Random(number).randbytes(5000) if who == "garbage" else
-                             encode(as_json(Pong(number, "\x1b[31m", "boot", 1.0))))
+                             encode(as_json(Pong(number, "\x1b[31m"))))
                 await writer.drain()
 
 

@@ -7,7 +7,6 @@ CPU time of the vCPUs' threads outside. The same under KVM and over AF_VSOCK is 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from vsock_device import vsock_device
 from waiting import wait
 
 from vmpin.cpuset import CpuSet
-from vmpin.protocol.messages import Applied, GuestEvent, NeedMap, Ping, Pong, Unpin
+from vmpin.protocol.messages import Applied, NeedMap, Ping, Pong, Unpin
 
 ALL = CpuSet.parse("0-3")
 
@@ -44,7 +43,7 @@ def guest(shared: SharedGuest, request: pytest.FixtureRequest) -> Iterator[RealG
 
 
 class Agent:
-    """An agent in the guest, and the host's end of it, which is subscribed; all is taken back at the end."""
+    """An agent in the guest, and the host's end of it; all is taken back at the end."""
 
     def __init__(self, guest: RealGuest) -> None:
         self.guest = guest
@@ -65,7 +64,7 @@ def running(guest: RealGuest) -> Iterator[Agent]:
     agent.start()
     try:
         with agent.host as host:
-            host.subscribe()
+            host.ask(Ping())  # it has started
             yield agent
             host.ask(Unpin())
     except BaseException:
@@ -109,19 +108,6 @@ def wait_for_masks(made: GuestContainer, cpus: str) -> None:
          lambda: f"{made.cgroup} should be on {cpus}: {made.threads()}")
 
 
-def test_the_guest_is_reported_as_it_is(guest: RealGuest, agent: Agent,
-                                     container: Callable[..., GuestContainer]) -> None:
-    cid = secrets.token_hex(32)  # a cgroup that no map names counts as a container if its name is an id
-    container(cid, idle=2)
-    found = agent.host.inventory()
-    assert {cpu.cpu: cpu.hw for cpu in found.cpus if cpu.online} == {0: 0, 1: 1, 2: 2, 3: 3}
-    assert [(each.id, each.processes) for each in found.containers] == [(cid, 2)]
-    assert (found.cgroup, found.python.rpartition(".")[0]) == ("v2", "3.11")
-    pong = agent.host.ask(Ping())
-    assert isinstance(pong, Pong)
-    assert pong.boot_id == guest.ask("read", path="/proc/sys/kernel/random/boot_id")
-
-
 def test_busy_threads_run_only_on_the_vcpus_of_their_container(
         guest: RealGuest, agent: Agent, container: Callable[..., GuestContainer]) -> None:
     main = container("main", idle=2)
@@ -159,7 +145,6 @@ def test_a_hotplugged_vcpu_is_used_once_it_is_online(guest: RealGuest, agent: Ag
     wait(lambda: guest.ask("cpus")["present"] == "0-4", "the guest sees no new CPU")
     assert {cpus & ALL for cpus in main.masks().values()} == {ALL}
     guest.online(4)
-    agent.host.until(lambda answer: isinstance(answer, GuestEvent) and answer.kind == "cpus", "an event of the CPU")
     agent.host.wait_for({"main": "applied"})
     wait_for_masks(main, "4")
     busy = main.start("busy")
@@ -219,7 +204,6 @@ def test_an_agent_that_was_killed_asks_for_the_map(guest: RealGuest, agent: Agen
     assert {str(mask) for tid, mask in main.masks().items() if tid != own} == {"2-3"}
     agent.start()
     agent.host.until(lambda answer: isinstance(answer, NeedMap), "that it needs a map")
-    agent.host.subscribe()
     agent.host.put({"main": "1-2"})
     assert main.masks()[own] == CpuSet.parse("2")
     wait(lambda: {str(mask) for tid, mask in main.masks().items() if tid != own} == {"1-2"}, lambda: main.threads())
@@ -235,7 +219,6 @@ def test_a_container_may_come_later_and_end_in_the_middle(guest: RealGuest, agen
     agent.host.put({"here": "1", "there": "2"}, {"here": "applied", "there": "unknown"})
     there = guest.container(cgroup="kubepods.slice/kubepods-pod1.slice/cri-containerd-there.scope", idle=1)
     try:
-        agent.host.until(lambda answer: isinstance(answer, GuestEvent) and "there" in answer.started, "an event of it")
         agent.host.wait_for({"here": "applied", "there": "applied"})
         wait_for_masks(there, "2")
     finally:
@@ -269,7 +252,7 @@ def test_garbage_on_the_port_is_survived(guest: RealGuest, agent: Agent,
         with contextlib.suppress(TimeoutError):
             agent.host.send(b"")
             agent.host.patience = 20.0
-            agent.host.subscribe()
+            agent.host.ask(Ping())
             break
     agent.host.patience = PATIENCE
     wait_for_masks(main, "1")
@@ -304,9 +287,7 @@ def test_in_every_layout_of_cgroups(agent_file: Path, layout: str, append: str) 
     with image() as built, RealGuest(built, cgroup=layout, append=append, agent=agent_file,
                                      smp="4,sockets=3,cores=3,threads=1,maxcpus=9") as guest, running(guest) as agent:
         host = agent.host
-        found = host.inventory()
-        assert {cpu.cpu: cpu.hw for cpu in found.cpus if cpu.online} == guest.cpus()[1] == {0: 0, 1: 1, 2: 2, 3: 4}
-        assert found.cgroup == layout
+        assert guest.cpus()[1] == {0: 0, 1: 1, 2: 2, 3: 4}
         main = guest.container("main", parent="kata/pod", busy=1)
         hierarchies = {path.parts[4] for path in main.directories}
         assert ("cpuset" in hierarchies, "unified" in hierarchies) == (layout != "v2", layout == "hybrid")
@@ -332,10 +313,9 @@ def test_over_a_hybrid_vsock(agent_file: Path) -> None:
         main = guest.container("main", idle=1)
         guest.start_agent("--serial", "")
         with AgentClient.hybrid(device.path) as host, AgentClient.hybrid(device.path) as other:
-            assert {cpu.hw for cpu in host.subscribe().cpus if cpu.online} == {0, 1, 2, 3}
             host.put({"main": "3"})
             wait_for_masks(main, "3")
-            assert other.inventory().cgroup == "v2"
+            assert isinstance(other.ask(Ping()), Pong)
             assert guest.call_agent_from_within() == "refused"
             host.ask(Unpin())
             wait_for_masks(main, "0-3")

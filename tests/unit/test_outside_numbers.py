@@ -61,7 +61,7 @@ def named(text: str) -> Iterable[int]:
 
 
 def frame(text: str) -> Iterable[float]:
-    pong = parse_answer(load_json(f'{{"v":1,"type":"pong","id":{text},"version":"","boot_id":"","uptime":{text}}}'))
+    pong = parse_answer(load_json(f'{{"v":1,"type":"pong","id":{text},"version":""}}'))
     return [number for number in pong if isinstance(number, int | float)]
 
 

@@ -43,7 +43,7 @@ class AgentSession(Session):
     """`push` and `unpin` set the wish; `run` carries it out. :param port: the agent's vsock port.
 
     A connection begins with a ping. Until its pong the session is not `up`, and no other answer counts; after it the
-    agent is subscribed to and sent the wish."""
+    agent is sent the wish."""
 
     def __init__(self, name: str, channels: Callable[[], Sequence[Channel]], port: int,
                  changed: Callable[[], None] = lambda: None, timeouts: Timeouts = TIMEOUTS) -> None:
@@ -181,11 +181,10 @@ class AgentSession(Session):
     # Requests
 
     async def _send_requests(self, stream: Stream) -> None:
-        """Send the ping, after its pong the subscription, and from then on each wish."""
+        """Send the ping, and after its pong each wish."""
         await self._send(stream, messages.Ping(next(self._ids)))
         while not self.up:
             await self._wait(stream)
-        await self._send(stream, messages.Subscribe(next(self._ids)))
         while True:
             if self.progress is Progress.UNSENT and self.wish is not None:
                 self.counters.pushes += 1
@@ -273,7 +272,7 @@ class AgentSession(Session):
                 self._applied(answer)
             case messages.Failure():
                 self._failed(answer)
-            case messages.Inventory():
+            case messages.Pong():
                 self._set_note(answer.note)
 
     def _receive_first(self, answer: messages.AgentMessage) -> None:
@@ -284,15 +283,19 @@ class AgentSession(Session):
             self._answer_due = None
             self._streak.reset()
             self.state, self._agent = SessionState.UP, f"agent {answer.version or '?'} over {self._agent}"
-            self.text = clean(self._agent)
+            self.text = self._text(answer.note)
             # LogOnce, so that a guest that comes and goes does not fill the log.
             self.log_once.log(logging.INFO, "guest agent is up", self.text)
             self._wake.set()
             self._changed()
 
+    def _text(self, note: str) -> str:
+        """The text while the agent answers. :param note: the agent's, "" for none."""
+        return clean(f"{self._agent}; {note}" if note else self._agent)
+
     def _set_note(self, note: str) -> None:
-        """Append the agent's note to the text, such as that its CPUs' hardware ids are guessed."""
-        text = clean(f"{self._agent}; {note}" if note else self._agent)
+        """Take the note of a later pong: CPUs may have been plugged since."""
+        text = self._text(note)
         if text != self.text:
             self.text = text
             self._changed()

@@ -111,10 +111,7 @@ class LogOnce:
 
 
 def only_used(wanted: Collection[str], message: Mapping[str, object]) -> Mapping[str, object]:
-    """A message without what the host does not use: parsing all that a guest may name is slow.
-    :param wanted: the containers that were asked about: an `applied` message is cut to these."""
-    if message.get("type") == "inventory":
-        return {**message, "cpus": [], "containers": []}
+    """An `applied` message cut to the containers that were asked about: parsing all that a guest may name is slow."""
     containers = message.get("containers")
     if message.get("type") != "applied" or not isinstance(containers, dict):
         return message

@@ -4,7 +4,7 @@ A field that is None was absent or is unknown."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.named_tuple import NamedTuple
@@ -19,18 +19,8 @@ class Ping(NamedTuple):
     id: Optional[int] = None
 
 
-class InventoryRequest(NamedTuple):
-    id: Optional[int] = None
-
-
 class Unpin(NamedTuple):
     """Restore everything. Answered with an `Applied` without containers."""
-
-    id: Optional[int] = None
-
-
-class Subscribe(NamedTuple):
-    """Send events from now on, and an `Applied` without id when an outcome changes. Answered with an `Inventory`."""
 
     id: Optional[int] = None
 
@@ -60,37 +50,10 @@ class VcpuMap(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """`version` is the agent's, `uptime` the guest's in seconds."""
+    """`version` is the agent's; `note` describes a doubt, as that the CPUs' hardware ids are guessed."""
 
     id: Optional[int]
     version: str
-    boot_id: str
-    uptime: float
-
-
-class GuestCpu(NamedTuple):
-    """One CPU. `hw` is its hardware id; None for an offline CPU of x86, which does not show its APIC id."""
-
-    cpu: int
-    hw: Optional[int]
-    online: bool
-    node: int
-
-
-class GuestContainer(NamedTuple):
-    id: str
-    cgroup: str
-    processes: int
-
-
-class Inventory(NamedTuple):
-    """The guest. `cgroup` is v1, v2, hybrid or none; `note` describes a doubt, as that `hw` is guessed."""
-
-    id: Optional[int]
-    cpus: Sequence[GuestCpu]
-    containers: Sequence[GuestContainer]
-    cgroup: str
-    python: str
     note: str = ""
 
 
@@ -133,15 +96,6 @@ class Applied(NamedTuple):
     system: Optional[ContainerOutcome] = None
 
 
-class GuestEvent(NamedTuple):
-    """A change: `kind` is "cpus" (`online` are the CPUs online now) or "containers" (`started`, `stopped`)."""
-
-    kind: str
-    online: CpuSet = CpuSet()
-    started: Tuple[str, ...] = ()
-    stopped: Tuple[str, ...] = ()
-
-
 class NeedMap(NamedTuple):
     """The agent has no map, as after a restart. Sent at a new connection, and after garbage on the serial port."""
 
@@ -155,11 +109,10 @@ class Failure(NamedTuple):
     error: str
 
 
-HostMessage = Union[Ping, InventoryRequest, VcpuMap, Unpin, Subscribe]
-AgentMessage = Union[Pong, Inventory, Applied, GuestEvent, NeedMap, Failure]
+HostMessage = Union[Ping, VcpuMap, Unpin]
+AgentMessage = Union[Pong, Applied, NeedMap, Failure]
 
-_TYPES = {Ping: "ping", InventoryRequest: "inventory", VcpuMap: "map", Unpin: "unpin", Subscribe: "subscribe",
-          Pong: "pong", Inventory: "inventory", Applied: "applied", GuestEvent: "event", NeedMap: "need_map",
+_TYPES = {Ping: "ping", VcpuMap: "map", Unpin: "unpin", Pong: "pong", Applied: "applied", NeedMap: "need_map",
           Failure: "error"}
 
 
@@ -176,10 +129,4 @@ def as_json(message: Union[HostMessage, AgentMessage]) -> Dict[str, Any]:
 def _value(value: Any) -> Any:
     if isinstance(value, (ContainerVcpus, ContainerOutcome)):
         return value.data()
-    if isinstance(value, (GuestCpu, GuestContainer)):
-        return value._asdict()
-    if isinstance(value, CpuSet):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {name: _value(item) for name, item in value.items()}
-    return [_value(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return {name: _value(item) for name, item in value.items()} if isinstance(value, Mapping) else value

@@ -4,8 +4,8 @@ Every message has `"v": 1` and a `"type"`; a request has an `"id"`, which its an
 ignored; an unknown type or another version is answered with an error. Each end treats the other as hostile: input is
 limited, and texts are made printable.
 
-    host -> agent   ping inventory map unpin subscribe
-    agent -> host   pong inventory applied applied inventory; without a request: event applied need_map error
+    host -> agent   ping map unpin
+    agent -> host   pong applied applied; without a request: applied (an outcome has changed), need_map, error
 
 The host identifies vCPUs by their hardware id (`hw`): the APIC id on x86, which is KVM's vCPU id, and MPIDR on arm64.
 In `wanted` and `effective` the agent uses the guest's own CPU numbers. A map has the host's CPU numbers only if the
@@ -21,10 +21,10 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
-from vmpin.bounded import real, whole
+from vmpin.bounded import whole
 from vmpin.cpuset import CpuLists, CpuSet, CpuSetError
 from vmpin.protocol import messages
-from vmpin.protocol.frames import MAX_CPUS, MAX_HW, ProtocolError, clean, parse_ids
+from vmpin.protocol.frames import MAX_CPUS, ProtocolError, clean, parse_ids
 
 #: The agent's AF_VSOCK port unless configured otherwise; Kata uses 1024 to 1027.
 PORT = 10789
@@ -95,19 +95,6 @@ def _applied(get: _Fields) -> messages.Applied:
                             None if system is None else _outcome(system))
 
 
-def _inventory(get: _Fields) -> messages.Inventory:
-    cpus = []
-    for part in get.parts("cpus", MAX_CPUS):
-        hw = None if part.of.get("hw") is None else part.number("hw", MAX_HW)
-        cpus.append(messages.GuestCpu(part.number("cpu", MAX_CPUS - 1, required=True), hw, part.flag("online"),
-                                      part.number("node", MAX_CPUS)))
-    containers = [messages.GuestContainer(_container(part.of.get("id"), get.id), part.text("cgroup", 4096),
-                                          part.number("processes"))
-                  for part in get.parts("containers", MAX_CONTAINERS)]
-    return messages.Inventory(get.id, cpus, containers, get.text("cgroup", 16), get.text("python", 64),
-                              get.text("note", 400))
-
-
 def _outcome(get: _Fields) -> messages.ContainerOutcome:
     state = get.text("state", 16)
     if state not in messages.STATES:
@@ -122,7 +109,7 @@ def _outcome(get: _Fields) -> messages.ContainerOutcome:
 
 
 def is_container(text: str) -> bool:
-    """Whether a text is a valid container id. Containers with another id are left out of maps and inventories."""
+    """Whether a text is a valid container id. Containers with another id are left out of maps."""
     return _CONTAINER.fullmatch(text) is not None
 
 
@@ -166,12 +153,6 @@ class _Fields:
             raise self._wrong(name, f"a number from 0 to {most}")
         return value
 
-    def seconds(self, name: str) -> float:
-        value = real(self.of.get(name, 0), MAX_NUMBER)
-        if value is None:
-            raise self._wrong(name, "a time in seconds")
-        return value
-
     def text(self, name: str, limit: int) -> str:
         return clean(self._get(name, "", "text"), limit)
 
@@ -181,17 +162,10 @@ class _Fields:
     def list(self, name: str, limit: int) -> List[Any]:
         return self._get(name, [], f"a list of at most {limit}", limit)
 
-    def containers(self, name: str) -> Tuple[str, ...]:
-        return tuple(_container(cid, self.id) for cid in self.list(name, MAX_CONTAINERS))
-
     def part(self, name: str) -> Optional[_Fields]:
         """The fields of an object in this one; None without it."""
         value = self.of.get(name)
         return None if value is None else _Fields(value, self.id, f"{name}: ", self)
-
-    def parts(self, name: str, limit: int) -> Iterator[_Fields]:
-        """The fields of each object in a list."""
-        return (_Fields(part, self.id, f"{name}: ", self) for part in self.list(name, limit))
 
     def by_container(self) -> Iterator[Tuple[str, _Fields]]:
         """The ids in `containers`, and the fields of each one's object."""
@@ -224,12 +198,8 @@ class _Fields:
 
 
 _REQUESTS: Dict[str, Callable[[_Fields], messages.HostMessage]] = {
-    "map": _map, "ping": lambda get: messages.Ping(get.id), "unpin": lambda get: messages.Unpin(get.id),
-    "inventory": lambda get: messages.InventoryRequest(get.id), "subscribe": lambda get: messages.Subscribe(get.id)}
+    "map": _map, "ping": lambda get: messages.Ping(get.id), "unpin": lambda get: messages.Unpin(get.id)}
 _ANSWERS: Dict[str, Callable[[_Fields], messages.AgentMessage]] = {
-    "applied": _applied, "inventory": _inventory, "need_map": lambda get: messages.NeedMap(get.id),
-    "pong": lambda get: messages.Pong(get.id, get.text("version", 64), get.text("boot_id", 64),
-                                      get.seconds("uptime")),
-    "event": lambda get: messages.GuestEvent(get.text("kind", 32), get.cpus("online"), get.containers("started"),
-                                             get.containers("stopped")),
+    "applied": _applied, "need_map": lambda get: messages.NeedMap(get.id),
+    "pong": lambda get: messages.Pong(get.id, get.text("version", 64), get.text("note", 400)),
     "error": lambda get: messages.Failure(get.id, get.text("error", 400))}

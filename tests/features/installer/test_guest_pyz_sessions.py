@@ -24,12 +24,9 @@ from vmpin.protocol.messages import (
     Applied,
     ContainerVcpus,
     Failure,
-    Inventory,
-    InventoryRequest,
     NeedMap,
     Ping,
     Pong,
-    Subscribe,
     VcpuMap,
     as_json,
 )
@@ -102,7 +99,6 @@ def test_a_session(start: Start, tmp_path: Path) -> None:
         fill(tmp_path / "cgroup/a", one)
         assert host.receive() == NeedMap()
         assert isinstance(host.ask(Ping(1)), Pong)
-        assert isinstance(host.ask(InventoryRequest(2)), Inventory)
         applied = host.ask(VcpuMap(3, 1, "pod", {"a": ContainerVcpus((0,))}))
         assert isinstance(applied, Applied)
         assert (applied.id, applied.containers["a"].state) == (3, "applied")
@@ -172,11 +168,10 @@ def test_a_host_that_never_reads_is_dropped(start: Start) -> None:
         assert agent.status("VmRSS") < 40_000
 
 
-def test_a_subscriber_gets_the_event(start: Start, tmp_path: Path) -> None:
+def test_a_host_gets_an_outcome_that_changes_later(start: Start, tmp_path: Path) -> None:
     agent = start()
     with worker() as one, agent.host() as host:
         host.receive()
-        assert isinstance(host.ask(Subscribe(1)), Inventory)
         applied = host.ask(VcpuMap(2, 1, "pod", {"a": ContainerVcpus((0,))}))
         assert isinstance(applied, Applied)
         assert applied.containers["a"].state == "unknown"

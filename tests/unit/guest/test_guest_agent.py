@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from guest_fuzz import spoilt
-from guest_tree import Worker, agent, cpu_files, cpuinfo, fill, plain, put, write
+from guest_tree import Worker, agent, cpu_files, cpuinfo, plain, put, write
 
 from vmpin.cpuset import CpuSet
 from vmpin.protocol.frames import ProtocolError, encode
@@ -19,19 +19,15 @@ from vmpin.protocol.messages import (
     AgentMessage,
     Applied,
     ContainerVcpus,
-    GuestEvent,
     HostMessage,
-    Inventory,
-    InventoryRequest,
     Ping,
     Pong,
-    Subscribe,
     Unpin,
     VcpuMap,
 )
-from vmpin_agent import cpusets
+from vmpin_agent import VERSION, cpusets
 from vmpin_agent.guest_cgroups import GuestCgroups
-from vmpin_agent.guest_cpus import CpuReader
+from vmpin_agent.guest_cpus import CpuReader, GuestCpu
 from vmpin_agent.link import Link, LinkClosed
 
 pytest_plugins = ["given_unit"]
@@ -45,11 +41,10 @@ OTHER = "f" * 64
 
 
 def test_cpus_are_known_by_their_initial_apic_id(tmp_path: Path) -> None:
-    write(tmp_path, {**cpu_files("0-2", "0-4"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7, 2: 0x100}),
-                     "sys/devices/system/node/node1/cpulist": "1-2\n"})
+    write(tmp_path, {**cpu_files("0-2", "0-4"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7, 2: 0x100})})
     table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
-    assert [(row.cpu, row.hw, row.online, row.node) for row in table.cpus] == [
-        (0, 0, True, 0), (1, 7, True, 1), (2, 0x100, True, 1), (3, None, False, 0), (4, None, False, 0)]
+    assert table.cpus == (GuestCpu(0, 0, True), GuestCpu(1, 7, True), GuestCpu(2, 0x100, True),
+                          GuestCpu(3, None, False), GuestCpu(4, None, False))
     assert table.find((7, 0x100)) == (CpuSet([1, 2]), "", False)
     assert table.find((7, 3)) == (CpuSet([1]), "vCPU 3 is not online in the guest", True)
     assert table.find((1, 2, 3)) == (CpuSet(), "there is no vCPU 1-3 in the guest", False)
@@ -123,14 +118,6 @@ def test_short_ids_are_found_when_they_are_named(tmp_path: Path) -> None:
     assert cgroups.all(set()).keys() == {"b"}
 
 
-@pytest.mark.parametrize(("files", "layout"), [
-    ({"cgroup.controllers": ""}, "v2"), ({"cpuset/tasks": "", "cpuset/cpuset.cpus": ""}, "v1"), ({"x/y": ""}, "none"),
-    ({"cpuset/tasks": "", "unified/cgroup.controllers": ""}, "hybrid"),
-])
-def test_the_layout_is_named(tmp_path: Path, files: dict[str, str], layout: str) -> None:
-    assert GuestCgroups(str(write(tmp_path, files))).layout == layout
-
-
 def test_hierarchies_mounted_later_are_found(tmp_path: Path) -> None:
     """An init mounts version 1 piece by piece, and the agent may be there before it."""
     cgroups = GuestCgroups(str(write(tmp_path, {"memory/tasks": ""})))
@@ -155,49 +142,15 @@ def test_the_newest_map_wins(tmp_path: Path, both: tuple[Worker, Worker]) -> Non
     assert first.masks() == {"0-1"}
 
 
-def test_it_answers_a_ping_and_an_inventory(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    root = plain(tmp_path)
-    fill(root / f"x-{ID}.scope", both[0])
-    guest_agent = agent(tmp_path)
+def test_a_pong_has_the_agents_version_and_its_doubts(tmp_path: Path) -> None:
+    write(tmp_path, cpu_files("0-1"))
+    guest_agent = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
     pong = guest_agent.answer(Ping(1))
     assert isinstance(pong, Pong)
-    assert pong.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert pong.uptime > 0
-    answered = guest_agent.answer(InventoryRequest(2))
-    assert isinstance(answered, Inventory)
-    assert [(container.id, container.cgroup, container.processes) for container in answered.containers] == [
-        (ID, f"/x-{ID}.scope", 1)]
-    assert answered.cgroup == "v2"
-    assert {row.cpu for row in answered.cpus if row.online} >= {0, 1}
-
-
-def test_a_subscriber_is_sent_the_containers(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    root = plain(tmp_path)
-    fill(root / ID, both[0])
-    guest_agent = agent(tmp_path)
-    guest_agent.answer(Subscribe(1))
-    fill(root / OTHER, both[1])
-    (root / ID / "cgroup.procs").unlink()
-    (root / ID / "cgroup.threads").unlink()
-    (root / ID).rmdir()
-    guest_agent.newest = ("", "")
-    assert guest_agent.check(True) == [GuestEvent("containers", started=(OTHER,), stopped=(ID,))]
-    assert guest_agent.check(True) == []
-
-
-def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    root = plain(tmp_path)
-    guest_agent = agent(tmp_path)
-    guest_agent.answer(Subscribe(1))
-    fill(root / ID, both[0])
-    guest_agent.answer(Subscribe(2))
-    guest_agent.newest = ("", "")
-    assert guest_agent.check(True) == [GuestEvent("containers", started=(ID,))]
-    guest_agent.check(False)  # both have gone
-    fill(root / OTHER, both[1])
-    guest_agent.answer(Subscribe(3))
-    guest_agent.newest = ("", "")
-    assert guest_agent.check(True) == []
+    assert (pong.id, pong.version) == (1, VERSION)
+    assert "assumed to equal the guest's CPU numbers" in pong.note
+    write(tmp_path, {"proc/cpuinfo": cpuinfo({0: 0, 1: 1})})
+    assert guest_agent.answer(Ping(2)) == Pong(2, VERSION)
 
 
 def test_a_failed_unpin_is_repeated(tmp_path: Path, both: tuple[Worker, Worker],
@@ -209,7 +162,7 @@ def test_a_failed_unpin_is_repeated(tmp_path: Path, both: tuple[Worker, Worker],
     def fail(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
-    for again in (lambda: guest_agent.answer(Unpin(2)), lambda: [guest_agent.check(False) for _ in range(11)]):
+    for again in (lambda: guest_agent.answer(Unpin(2)), lambda: [guest_agent.check() for _ in range(11)]):
         put(guest_agent, {"a": "0"}, 1)
         with monkeypatch.context() as patch:
             patch.setattr(cpusets, "restore", fail)
@@ -229,12 +182,12 @@ def test_no_cgroup_is_read_while_no_thread_is_created_or_ends(tmp_path: Path, bo
         (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
     put(guest_agent, {"a": "0"})
     for _ in range(4):
-        guest_agent.check(False)
+        guest_agent.check()
     os.sched_setaffinity(first.pid, {0, 1})
-    guest_agent.check(False)
+    guest_agent.check()
     assert first.masks() == {"0-1"}
     for _ in range(10):  # but every now and then all the same
-        guest_agent.check(False)
+        guest_agent.check()
     assert first.masks() == {"0"}
 
 
@@ -265,11 +218,11 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
                      "cgroup/cgroup.controllers": "cpuset", "cgroup/a/cgroup.threads": ""})
     share = {"hw": "0-1", "exclusive": True, "host": "4-5"}
     frames = [encode(message) for message in (
-        {"v": 1, "type": "ping", "id": 1}, {"v": 1, "type": "inventory", "id": 2}, {"v": 1, "type": "unpin", "id": 3},
-        {"v": 1, "type": "subscribe"}, {"v": 1, "type": "map", "id": 4, "generation": 5, "sandbox": "pod",
-                                        "containers": {"a": share}, "system": None}, {
-            "v": 1, "type": "map", "generation": 5, "containers": {"a": share, "b": {"hw": "1"}},
-            "system": {"hw": "0"}, "export": True})]
+        {"v": 1, "type": "ping", "id": 1}, {"v": 1, "type": "unpin", "id": 3},
+        {"v": 1, "type": "map", "id": 4, "generation": 5, "sandbox": "pod", "containers": {"a": share},
+         "system": None},
+        {"v": 1, "type": "map", "generation": 5, "containers": {"a": share, "b": {"hw": "1"}}, "system": {"hw": "0"},
+         "export": True})]
     sink = os.open(os.devnull, os.O_WRONLY)
     ended = 0
     applied: set[int] = set()
@@ -289,7 +242,8 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
             raw = spoilt(chance, chance.choice(frames))
             try:
                 link.feed(raw)
-                link.notify(guest_agent.check(link.subscribed) if number % 10 == 0 else [])
+                if number % 10 == 0 and (changed := guest_agent.check()) is not None:
+                    link.send(changed)
             except (ProtocolError, LinkClosed):
                 ended += 1
                 link = Link(sink, answer)

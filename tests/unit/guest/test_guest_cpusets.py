@@ -227,7 +227,7 @@ def test_a_cgroup_that_is_made_anew_under_its_name_is_another(tmp_path: Path) ->
         place.mkdir()
         for file in "cpuset.cpus", "cpuset.mems":
             (place / file).write_text((top / file).read_text())
-        guest_agent.check(False)
+        guest_agent.check()
         assert (place / "cpuset.cpus").read_text().strip() == "0"
         guest_agent.answer(Unpin())
         assert (place / "cpuset.cpus").read_text().strip() == "0-1"

@@ -124,7 +124,7 @@ async def test_a_guest_that_comes_and_goes_is_not_always_retried_at_once(says: b
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal count
         count += 1
-        writer.write(encode(as_json(Pong(1, f"0.{count}\x1b[31m", "b", 1.0))) + says)
+        writer.write(encode(as_json(Pong(1, f"0.{count}\x1b[31m"))) + says)
         await reader.read(10)
     caplog.set_level(logging.INFO)
     async with serving(talk) as path, session(path, timeouts=Timeouts(agent_first=0.0125)) as ours:

@@ -33,16 +33,10 @@ from vmpin.protocol.messages import (
     ContainerOutcome,
     ContainerVcpus,
     Failure,
-    GuestContainer,
-    GuestCpu,
-    GuestEvent,
     HostMessage,
-    Inventory,
-    InventoryRequest,
     NeedMap,
     Ping,
     Pong,
-    Subscribe,
     Unpin,
     VcpuMap,
     as_json,
@@ -50,18 +44,15 @@ from vmpin.protocol.messages import (
 from vmpin.protocol.parsing import MAX_CONTAINERS, UnknownMessage, VersionError, parse_answer, parse_request
 
 REQUESTS: list[HostMessage] = [
-    Ping(1), InventoryRequest(2), Unpin(3), Subscribe(4), VcpuMap(5, 7, "pod", {}),
+    Ping(1), Unpin(3), VcpuMap(5, 7, "pod", {}),
     VcpuMap(6, 8, "pod", {"a": ContainerVcpus((0, 2, 3), True), "b.c-1": ContainerVcpus((0x10000,))}, (1,), True),
     VcpuMap(7, 9, "pod", {"a": ContainerVcpus((0,), True, CpuSet([14, 15])), "b": ContainerVcpus((1,))}),
 ]
 ANSWERS: list[AgentMessage] = [
-    Pong(1, "0.1.0", "b00t", 12.5),
-    Inventory(2, [GuestCpu(0, 0, True, 0), GuestCpu(1, None, False, 1)], [GuestContainer("a", "/x/a", 3)], "v2",
-              "3.9.2"),
+    Pong(1, "0.1.0"), Pong(2, "0.1.0", "hardware ids are guessed"),
     Applied(5, 7, {"a": ContainerOutcome(APPLIED, "/x/a", CpuSet([1]), CpuSet([1]), 1, 2),
                    "b": ContainerOutcome(PENDING, None, CpuSet([2]), CpuSet(), 1, 2, (77, 78),
                                          "why")}, ContainerOutcome(APPLIED)),
-    GuestEvent("cpus", CpuSet([0, 1])), GuestEvent("containers", started=("a",), stopped=("b", "c")),
     NeedMap(), Failure(3, "unknown message"), Failure(None, "no"),
 ]
 
