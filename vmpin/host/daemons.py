@@ -97,8 +97,8 @@ def _environment(proc: Procfs, pid: int) -> dict[str, str]:
 
 def _names(argv: list[str]) -> Iterable[str]:
     """The names of a program: the file name of argv[0] up to a space (k3s and rke2 set it to `k3s agent`), for an NRI
-    plugin also without its index, for a policy of nri-plugins also the common name, for a Python interpreter the name
-    of its script, and for hyperkube (Kubernetes before 1.19) the component that it runs as."""
+    plugin also without its index, for a policy of nri-plugins also the common name, and for a Python interpreter the
+    name of its script."""
     if not argv:
         return
     first = argv[0].partition(" ")[0].rpartition("/")[2]
@@ -106,8 +106,6 @@ def _names(argv: list[str]) -> Iterable[str]:
     yield _INDEX.sub("", first, count=1)
     if _INDEX.sub("", first, count=1).startswith(f"{_NRI_POLICY}-"):
         yield _NRI_POLICY
-    if first == "hyperkube":
-        yield from argv[1:2]
     if _INTERPRETER.fullmatch(first):
         yield next((arg.rpartition("/")[2] for arg in argv[1:] if not arg.startswith("-")), "")
 

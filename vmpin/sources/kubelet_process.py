@@ -49,9 +49,8 @@ class KubeletProcess:
             return None
         contained = False
         for pid in self._proc.pids():
-            first, _, rest = self._proc.beginning(pid).partition(b"\0")
-            name = first.partition(b" ")[0].rpartition(b"/")[2]
-            if (rest.partition(b"\0")[0] if name == b"hyperkube" else name) not in _NAMES:
+            first = self._proc.beginning(pid).partition(b"\0")[0]
+            if first.partition(b" ")[0].rpartition(b"/")[2] not in _NAMES:
                 continue
             starttime = self._starttime(pid)
             if starttime is None:

@@ -144,7 +144,7 @@ def test_the_kubelets_directory_is_held_against_the_configured_one(
 
 @pytest.mark.parametrize("named", ["kubelet", "./x/../kubelet/", "/srv/kubelet/"])
 def test_the_kubelets_directory_may_be_relative(tmp_path: Path, named: str) -> None:
-    config = made_up(tmp_path, f"proc/7/cmdline = hyperkube\\0kubelet\\0--root-dir={named}\\0\nsys/\nkubelet/\n")
+    config = made_up(tmp_path, f"proc/7/cmdline = kubelet\\0--root-dir={named}\\0\nsys/\nkubelet/\n")
     (tmp_path / "proc/7/cwd").symlink_to("/srv")
     (tmp_path / "srv").mkdir()
     (tmp_path / "srv/kubelet").symlink_to("/kubelet")

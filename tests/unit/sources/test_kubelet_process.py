@@ -13,7 +13,6 @@ from vmpin.sources.kubelet_process import PAUSE, KubeletProcess
 
 
 @pytest.mark.parametrize(("command", "runs"), [
-    ("/hyperkube|kubelet|--v=2", True), ("/hyperkube|kube-proxy", False), ("hyperkube", False),
     ("/usr/bin/kubelet|--config=/var/lib/kubelet/config.yaml", True), ("kubelet", True),
     ("/usr/local/bin/k3s server", True), ("/snap/microk8s/1/kubelite|--kubelet-args-file=x", True),
     ("/usr/bin/microshift|run", True), ("/usr/bin/kubelet-proxy", False), ("sh|-c|kubelet", False)])
