@@ -42,7 +42,6 @@ SHARED = ("bounded", "cpuset", "named_tuple", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "named_tuple", "domain", "protocol", "wire", "placement",
               "scenario",
-              "domain.finding",
               *(f"features.doctor.{name}" for name in (
                   "checks", "redact", "source_checks", "kata_checks", "node_checks", "rival_checks",
                   "service_checks")),
@@ -51,11 +50,10 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "named_tuple", "domain",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
               "features.map.node_map", "features.map.text",
-              "domain.cpu_owner",
               *(f"features.isolation.{name}" for name in (
-                  "cpu_intervals", "others", "usage", "isolation_books", "isolation_shares", "isolation_report",
-                  "isolation_text", "top.thread_intervals", "top.node_description", "top.pod_usage",
-                  "top.usage_text")),
+                  "cpu_intervals", "others", "process_pods", "usage", "isolation_books", "isolation_shares",
+                  "isolation_report", "isolation_text", "top.thread_intervals", "top.node_description",
+                  "top.pod_usage", "top.usage_text")),
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
               *(f"features.allocator.{name}" for name in (
                   "allocation_checks", "allocation_report", "ledger_holders", "scenario_allocation",

@@ -23,6 +23,7 @@ from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.event_queue import NriQueue, merged
 from vmpin.sources.nri.nri_events import NriCounters, NriEvent, never_waits
 from vmpin.status.health import SourceHealth
+from vmpin.wire.nri_enums import Verb
 
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
@@ -137,7 +138,7 @@ class NriFeed:
     def _can_wait(self, call: CallFacts) -> bool:
         """Called in a plugin's thread. A start that comes during the pass of its container's creation would be judged
         by the placement before that pass: it does not wait."""
-        return not (call.starts and call.pod in self._applied) and self._may_wait(call)
+        return not (call.verb is Verb.START and call.pod in self._applied) and self._may_wait(call)
 
     def _drain(self) -> None:
         self._applied = self.unread()

@@ -1,6 +1,6 @@
-"""Names of pods and containers for a process, by its container's id, its pod's uid, or its sandbox.
+"""The names of pods and containers for their ids, from a status document, and sentences with names in place of ids.
 
-Pure, from the part `pods` of a status document.
+Pure.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vmpin.domain.terminal import number_of, pod_name, short_id
-from vmpin.named_tuple import NamedTuple
 
 #: Ids of containerd and CRI-O; and uids of pods, by which CPUs belong to a pod that the kubelet alone reports.
 _ID = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 #: `NAME (ID)`, as sentences have containers. A name is tried from its beginning alone: the time grows with the text.
 _NAME_AND_ID = re.compile(r"(?<!\S)(\S+) \(([0-9a-f]{64})\)")
-#: The kubelet's cgroup of a pod: podUID, kubepods-burstable-podUID.slice, the uid with _ for - under systemd.
-_POD = re.compile(r"(?:^|[/-])pod([0-9a-f]{8}[-_][0-9a-f-_]{27}|[0-9a-f]{32})(?=[./:]|$)")
 
 
 def names_of(document: Mapping[str, Any]) -> dict[str, str]:
@@ -59,46 +56,3 @@ def threads_of(operations: Collection[Mapping[str, Any]]) -> str:
     """The number of threads of operations, one each, and of their sandboxes."""
     sandboxes = len({operation["sandbox"] for operation in operations})
     return f"{number_of(len(operations), 'thread')} of {number_of(sandboxes, 'sandbox')}"
-
-
-class PodNames(NamedTuple):
-    """`namespace/pod` by sandbox id and by pod uid, `namespace/pod/container` by container id. No dataclass: `vmpin
-    status` imports this module, and dataclasses loads inspect."""
-
-    sandboxes: Mapping[str, str]
-    uids: Mapping[str, str]
-    containers: Mapping[str, str]
-    pauses: frozenset[str]  #: Sandboxes' own containers, which only hold namespaces (pause).
-
-    @classmethod
-    def of(cls, pods: Iterable[Mapping[str, Any]]) -> PodNames:
-        """Return the names in the part `pods` of a status document."""
-        sandboxes, uids, containers, pauses = {}, {}, {}, set()
-        for entry in pods:
-            pod = entry["pod"]
-            name = f"{pod['namespace']}/{pod['name']}" if pod else ""
-            pauses.add(entry["sandbox"])
-            if pod:
-                sandboxes[entry["sandbox"]] = uids[pod["uid"]] = name
-            for container in entry["containers"]:
-                if container["pause"]:
-                    pauses.add(container["id"])
-                elif name and container["name"]:
-                    containers[container["id"]] = f"{name}/{container['name']}"
-        return cls(sandboxes, uids, containers, frozenset(pauses))
-
-    def name(self, sandbox: str | None, container: str | None, cgroup: str) -> str:
-        """The pod or container of a process, by the most specific evidence; "" for none."""
-        if sandbox is not None and sandbox in self.sandboxes:
-            return self.sandboxes[sandbox]
-        if container is not None and (container in self.containers or container in self.sandboxes):
-            return self.containers.get(container) or self.sandboxes[container]
-        match = _POD.search(cgroup)
-        return "" if match is None else self.uids.get(match[1].replace("_", "-"), "")
-
-    def pauses_only(self, container: str | None, comm: str, threads: int) -> bool:
-        """Whether a process is a pod's pause process, by the id of its container. Its name counts only if no source
-        names the container, because a container's author chooses the names of its processes."""
-        if container is None or threads != 1:
-            return False
-        return container in self.pauses or (comm == "pause" and container not in self.containers)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.cpu_owner import CpuOwner
-from vmpin.domain.pod_names import PodNames
 from vmpin.features.isolation.others import Judgement, Kind, judge, lasting, owners_of, sandboxes_of
+from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.usage import SampledProcess, SampledThread, container_of
 
 A, B = "a" * 64, "b" * 64
@@ -194,7 +194,7 @@ def test_cpus_that_containers_of_one_pod_share_are_that_pods() -> None:
 
 # Pods by name
 
-PODS_OF_NODE = PodNames.of([
+PODS_OF_NODE = ProcessPods.of([
     {"sandbox": A, "pod": {"namespace": "shop", "name": "web", "uid": "840d9dad-1111-2222-3333-444444444444"},
      "containers": [{"id": B, "name": "app", "pause": False}, {"id": "p" * 64, "name": "", "pause": True}]},
     {"sandbox": "vm-z", "pod": {"namespace": "shop", "name": "db", "uid": "u-2"}, "containers": []},

@@ -153,7 +153,7 @@ def test_a_start_during_the_pass_of_its_containers_creation_does_not_wait(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be judged by what was before that pass. One of another pod waits, as does one that comes later."""
     monkeypatch.setattr(event_queue, "PATIENCE", 1e6)
-    fed = Fed(tmp_path / "nri.sock", can_wait=lambda call: call.starts)
+    fed = Fed(tmp_path / "nri.sock", can_wait=lambda call: call.verb is Verb.START)
     fed.listen()
 
     def ids() -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.cpu_owner import CpuOwner
-from vmpin.domain.pod_names import PodNames
 from vmpin.domain.terminal import pod_name, short_id
+from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.usage import SampledProcess, SampledThread, container_of
 
 
@@ -201,7 +201,7 @@ class Judgement:
 
 def judge(owners: Sequence[CpuOwner], sandboxes: Mapping[int, str], processes: Iterable[SampledProcess],
           busy: Mapping[int, int] | None = None, ignore: Collection[Kind] = (),
-          names: PodNames | None = None) -> Judgement:
+          names: ProcessPods | None = None) -> Judgement:
     """Find the processes that may run, or ran, on exclusive CPUs of others.
 
     A kernel thread bound to one CPU (ksoftirqd/3, migration/3, kworker/3:1, an interrupt's thread) belongs to that
@@ -211,7 +211,7 @@ def judge(owners: Sequence[CpuOwner], sandboxes: Mapping[int, str], processes: I
     :param busy: nanoseconds each CPU was not idle; None when nothing was measured.
     :param names: of the known pods of the node.
     """
-    names = names or PodNames.of(())
+    names = names or ProcessPods.of(())
     processes = list(processes)
     owners = located(owners, processes)
     exclusive = union(owner.cpus for owner in owners)
@@ -256,7 +256,7 @@ def _concerned(task: SampledThread, foreign: CpuSet) -> SampledThread | None:
 
 
 def _finding(process: SampledProcess, sandbox: str | None, threads: Sequence[SampledThread],
-             owners: Sequence[CpuOwner], names: PodNames) -> OtherProcess:
+             owners: Sequence[CpuOwner], names: ProcessPods) -> OtherProcess:
     container = None
     if sandbox is not None:
         kind = Kind.VM

@@ -122,28 +122,6 @@ class CallFacts(NamedTuple):
     cpus: CpuSet | None
     creates_late: bool = False
 
-    @property
-    def recorded(self) -> bool:
-        """Whether it reports a creation of which nothing has happened on the host yet."""
-        return self.creates_late and self.verb is Verb.POST_CREATE
-
-    @property
-    def new_pod(self) -> bool:
-        return self.verb is Verb.RUN_POD
-
-    @property
-    def starts(self) -> bool:
-        """Whether a container is about to start: what its creation changes on the host is done."""
-        return self.verb is Verb.START
-
-    @property
-    def started(self) -> bool:
-        return self.verb is Verb.POST_START
-
-    @property
-    def removed(self) -> bool:
-        return self.verb is Verb.REMOVE
-
 
 #: Whether an event may wait for those that follow it. Called in the plugin's thread.
 CanWait = Callable[[CallFacts], bool]

@@ -12,10 +12,11 @@ from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.cpu_owner import CpuOwner
-from vmpin.domain.pod_names import PodNames, names_of, with_names
+from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.feature import notes_on_cpus
 from vmpin.features.isolation.others import owners_of, owns, sandboxes_of
+from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval
 from vmpin.features.isolation.usage import SampledProcess, container_of
 from vmpin.named_tuple import NamedTuple
@@ -62,7 +63,7 @@ class NodeDescription:
     owners: tuple[CpuOwner, ...]
     owned: Mapping[int, tuple[CpuOwner, ...]]
     by_tid: Mapping[int, str]
-    names: PodNames
+    names: ProcessPods
     by_container: Mapping[str, str]
     collisions: tuple[str, ...]
     titles: Mapping[str, str]
@@ -123,7 +124,7 @@ def describe(document: Mapping[str, Any], before: NodeDescription | None = None)
             owned.setdefault(cpu, []).append(owner)
     by_cpu = {cpu: tuple(of_cpu) for cpu, of_cpu in owned.items()}
     pods = document.get("pods", ())
-    names, labels = PodNames.of(pods), names_of(document)
+    names, labels = ProcessPods.of(pods), names_of(document)
     by_container = {container["id"]: entry["sandbox"] for entry in pods for container in entry["containers"]}
     collisions = tuple(f"CPU {collision['cpu']}: {with_names(collision['what'], labels)}"
                        for collision in document["node"].get("collisions", ()))

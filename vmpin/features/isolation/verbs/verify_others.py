@@ -11,7 +11,7 @@ from vmpin.cli.verbs import answering, usable_config
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.cpu_owner import CpuOwner
-from vmpin.domain.pod_names import PodNames, names_of, with_names
+from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import number_of, short_id
 from vmpin.errors import UnseenError
 from vmpin.feature import features, notes_on_cpus, present
@@ -26,6 +26,7 @@ from vmpin.features.isolation.others import (
     owners_of,
     sandboxes_of,
 )
+from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.thread_usage import ThreadUsageSampler
 
 #: Rows of the tables; -o json has all.
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             sandboxes |= sandboxes_of(after)
     processes = list(sampler.processes())
     ignored = [*(Kind(kind) for kind in args.ignore), *([] if args.strict else [Kind.PAUSE])]
-    judgement = judge(owners, sandboxes, processes, sampler.busy, ignored, PodNames.of(before.get("pods", ())))
+    judgement = judge(owners, sandboxes, processes, sampler.busy, ignored, ProcessPods.of(before.get("pods", ())))
     stale, rivals = stale_checkpoint(before), before["node"].get("rivals", ())
     limits = [*([] if stale is None else [f"STALE: {stale}."]),
               *(f"RIVALS {' and '.join(rival['authorities'])}: {rival['what']}." for rival in rivals),
