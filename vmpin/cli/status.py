@@ -219,8 +219,7 @@ def _print_node_trouble(document: Document) -> None:
     """Print what is not as it should be with the kubelet's checkpoint and with vmpin's own files."""
     if (stale := stale_checkpoint(document)) is not None:
         print_text(f"STALE: {stale}")
-    if (file := document.get("state_file")) is None:  # of an older watcher
-        return
+    file = document["state_file"]
     if file["save_trouble"]:
         print_text(f"NOT SAVED: {file['save_trouble']}; until it can, a restart forgets the cpusets that only hooks "
                    "reported, and the original masks")

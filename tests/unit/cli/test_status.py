@@ -37,6 +37,7 @@ def sandbox(id: str, name: str, **more: object) -> dict[str, Any]:
 
 def document(*sandboxes: dict[str, Any]) -> dict[str, Any]:
     return {"watcher": 1, "time": "2026-01-01T00:06:10Z", "node": NODE, "sandboxes": list(sandboxes),
+            "state_file": {"save_trouble": "", "load_trouble": "", "unknown_originals": 0},
             "sources": {"kubelet": None}, "features": {}}
 
 
