@@ -1,7 +1,7 @@
 """Placement: which CPUs each thread of a VM sandbox may use.
 
-rulings: containers as the authorities' rulings have them. ownership: the owner of each CPU of the node. policy: the
-operator's rules. rules: the sandbox mask, and all threads except the vCPUs. vcpus: the vCPUs.
+rulings: containers as the authorities' rulings have them. ownership: the owner of each CPU of the node. rules: the
+sandbox mask, and all threads except the vCPUs. vcpus: the vCPUs. The operator's policy is in domain.policy.
 
 Pure: the same input gives the same placement; the previous placement is part of the input.
 
