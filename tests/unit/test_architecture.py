@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_floors import FLOORS
+from test_floors import FLOORS, MODULES, own, within
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
@@ -54,6 +54,16 @@ def test_the_table_of_packages_is_that_of_the_floors(page: str) -> None:
     found = re.findall(r"^\| (\d+) \| ((?:`\w+` ?)+)\|", (ROOT / page).read_text(), re.MULTILINE)
     table = {int(floor): set(re.findall(r"`(\w+)`", packages)) for floor, packages in found}
     assert table == {floor: {package for package, its in FLOORS.items() if its == floor} for floor in FLOORS.values()}
+
+
+def test_what_can_be_left_out_at_a_first_reading_serves_features_alone() -> None:
+    needed, core = set[str](), {module for module in MODULES if not within(module, ["features"])}
+    more = {module for module in core if within(module, ["cli", "daemon"])}
+    while more:
+        needed |= more
+        more = {name for module in more for name in own(MODULES[module]) & core} - needed
+    section = TEXT[TEXT.index("can be left out at a\nfirst reading"):].split("\n\n")[0]
+    assert {name.replace("/", ".") for name in re.findall(r"`vmpin/([\w/]+)\.py`", section)} <= core - needed
 
 
 def test_the_ways_to_a_mask_have_fifteen_stations_at_most() -> None:
