@@ -42,7 +42,7 @@ class Timeouts:
     pool_update: float = 30.0
     ended_pods: float = 600.0
     #: From a report on a sandbox to its rechecks: each the pause after the one before. A settled VM has two of them
-    #: (daemon.passes.OF_SETTLED).
+    #: (daemon.recheck_schedule.OF_SETTLED).
     rechecks: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
     #: The proc connector is read only this often while more events come and none is of a followed process: a wake-up
     #: of the loop costs ten times what an event does. A new thread may be placed so much later then.

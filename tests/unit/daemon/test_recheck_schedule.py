@@ -8,7 +8,7 @@ import time
 import pytest
 
 from vmpin.config.timeouts import TIMEOUTS
-from vmpin.daemon.passes import UNNAMED, RecheckSchedule
+from vmpin.daemon.recheck_schedule import UNNAMED, RecheckSchedule
 from vmpin.domain.model import SandboxId
 
 A, B = SandboxId("a"), SandboxId("b")
