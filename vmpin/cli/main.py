@@ -121,7 +121,7 @@ def _not_taken(arguments: Sequence[str], word: str) -> UsageError:
         return UsageError(f"{verb} takes no argument {word!r}", otherwise)
     name = word.partition("=")[0]
     command = next(command for command in program.commands if command.name == verb)
-    options = (name for option in (*program.options, *command.options) for name in option.names)
+    options = (known for option in (*program.options, *command.options) for known in option.names if known != "--help")
     return UsageError(f"{verb} has no option {name}", did_you_mean(name, options, otherwise))
 
 

@@ -74,6 +74,7 @@ def test_settings_before_and_after_the_verb_add_up_and_the_later_counts() -> Non
     (["status", "--wacth"], "status has no option --wacth", "did you mean --watch? `vmpin status --help` lists"),
     (["status", "--ouptut=json"], "status has no option --ouptut", "did you mean --output?"),
     (["verify", "--frobnicate"], "verify has no option --frobnicate", "`vmpin verify --help` lists what it takes"),
+    (["verify", "--hlp"], "verify has no option --hlp", "--hlp\n  `vmpin verify --help` lists what it takes"),
     (["plan", "--confg", "x"], "plan has no option --confg", "did you mean --config"),
     (["--set", "log.level=error", "status", "a", "b"], "status takes no argument 'b'", "`vmpin status --help`")])
 def test_an_option_that_does_not_exist_gets_the_nearest_one(typed: list[str], error: str, hint: str,
