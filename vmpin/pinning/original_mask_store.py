@@ -53,6 +53,11 @@ class OriginalMaskStore:
         """Whether a process without a record may have a mask that vmpin set."""
         return main.starttime <= self._lost_until and main not in self._restored
 
+    def unknown(self, sandbox: SandboxId, main: ThreadId) -> bool:
+        """Whether the original mask of a VM's process is not known."""
+        masks = self.masks.get(sandbox, OriginalMasks()).processes.get(main)
+        return self.is_unknown(main) if masks is None else not masks.main
+
     def to_restore(self, sandbox: SandboxId, mains: Iterable[ThreadId]) -> OriginalMasks | None:
         """Return a sandbox's original masks, after recording as unknown those of `mains` that cannot be known; None if
         there is nothing to restore."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +28,8 @@ from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.reconcile.state_format import VERSION, SavedState, Written, dumps, text_of, unpack
 
 MAX_BYTES = 64 << 20
+#: The mode of a state file that may lack original masks, because a later one could not be written.
+_BEHIND = 0o400
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -36,7 +39,8 @@ class StateStore:
 
     def __init__(self, state: Path, notes: Path, boot_id: str, originals: Path) -> None:
         self._state, self._notes, self._boot_id, self._originals = state, notes, boot_id, originals
-        #: Whether neither file had the original masks: it is then unknown which masks vmpin set in this boot.
+        #: Whether original masks may be missing: neither file had them, or the state file is behind. It is then
+        #: unknown which masks vmpin set in this boot.
         self.lost = False
         self._copied: Mapping[SandboxId, OriginalMasks] | None = None
         #: Why the last attempt to save failed, "" if it succeeded.
@@ -54,6 +58,7 @@ class StateStore:
             kept, trouble = load_kept(self._originals, self._boot_id, set_aside)
             troubles.append(trouble)
             self.lost = kept is None
+        self.lost = self.lost or _is_behind(self._state)
         for trouble in filter(None, troubles):
             logger.warning("%s", trouble)
         self.damage = "; ".join(filter(None, troubles))
@@ -68,12 +73,19 @@ class StateStore:
             if str(err) != self.failing:
                 logger.error("%s (%s)", err, err.hint)
             self.failing = str(err)
+            self._mark_behind()
             return False
         if self.failing:
             logger.info("%s: the state can be saved again", self._state)
         self.failing = ""
         self._notes.unlink(missing_ok=True)
         return True
+
+    def _mark_behind(self) -> None:
+        """Mark the state file, by its mode, which takes no space, as one that may lack original masks; the next save
+        replaces it."""
+        with suppress(OSError):
+            os.chmod(self._state, _BEHIND)
 
     def _copy(self, originals: Mapping[SandboxId, OriginalMasks]) -> None:
         """Write the second file of the original masks, if they changed. :raises StateFileError:"""
@@ -90,8 +102,17 @@ class StateStore:
             if not self._unnoted:
                 logger.error("%s (%s)", err, err.hint)
             self._unnoted = True
+            self._mark_behind()
         else:
             self._unnoted = False
+
+
+def _is_behind(path: Path) -> bool:
+    """Whether a file was marked as one that may lack original masks."""
+    try:
+        return stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode) == _BEHIND
+    except OSError:
+        return False
 
 
 def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = None) -> None:

@@ -1,0 +1,57 @@
+"""A disk that is full when the first mask of a new VM is set."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Iterator
+
+from newcomers import Machine, sandbox
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId
+from vmpin.host.lock import Lock
+from vmpin.reconcile.reconciler import Reconciler
+
+pytest_plugins = ["given_unit"]
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Nothing can be written; files can be cut, renamed and removed, as on a full file system."""
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_masks_that_could_not_be_recorded_are_unknown_to_the_next_watcher(machine: Machine) -> None:
+    """And not taken for the original ones; those that were recorded before are known."""
+    first, second = (SandboxId(sandbox(name)) for name in "ab")
+    known = machine.vmm("a")
+    lock_file = machine.node_state.config.paths.lock_file
+    with Lock(lock_file):
+        machine.reconciler.resync(full=True)
+        machine.node_state.save()
+        new = machine.vmm("b")
+        with full_disk():
+            machine.reconciler.resync(full=True)
+        assert machine.node_state.originals[second]
+        assert os.sched_getaffinity(new.pid) == machine.pool.frozen()
+    assert b"no mask" not in lock_file.read_bytes()
+    lock_file.write_text("1\n")  # that of another process
+    with Lock(lock_file) as lock:
+        after = Reconciler(machine.node_state.config, used=lock.used)
+        after.resync(full=True)
+        masks = {name: [kept.main for kept in after.node_state.originals[name].processes.values()]
+                 for name in (first, second)}
+        assert masks == {first: [machine.both], second: [CpuSet()]}
+        assert after.node_state.unknown_originals == 1
+        after.node_state.save()
+        assert Reconciler(machine.node_state.config, used=lock.used).node_state.unknown_originals == 0
+    assert known.poll() is None
