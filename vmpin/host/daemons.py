@@ -23,7 +23,8 @@ DAEMONS = {
     "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
     "nri-resource-policy-topology-aware": "topology-aware", "nri-resource-policy": "nri-policy",
     "koordlet": "koordinator", "crane-agent": "crane", "cri-resmgr": "cri-resmgr", "dracpu": "dra-driver-cpu",
-    "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler"}
+    "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler", "ctlplane": "ctlplane", "mixedcpu": "mixed-cpus",
+    "cmk.py": "cmk"}
 #: Programs whose command-line flags name their configuration.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "edgecore", "podman")
 #: Variables that name a program's configuration (k3s: pkg/configfilearg, pkg/cli/cmds; cri-o: internal/criocli), or
@@ -187,7 +188,7 @@ def _profile_places(files: Files) -> Sequence[str]:
     """The directories of profiles, the strongest first. `profile_dirs` lists them the other way round."""
     main = _ASSIGNMENT.findall(_text(files, "/etc/tuned/tuned-main.conf") or "")
     listed = [value for name, value in main if name == "profile_dirs"]
-    return [place.strip().rstrip("/") for place in listed[-1].split(",")][::-1] if listed else _PROFILES
+    return [place.strip().rstrip("/") for place in re.split("[,;]", listed[-1])][::-1] if listed else _PROFILES
 
 
 def _variables(files: Files, unit: _Unit) -> dict[str, str]:

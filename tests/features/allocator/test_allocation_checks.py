@@ -45,6 +45,8 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     (facts(checkpoint=None, settings=GIVING, daemons=(
         Daemon("dra-driver-cpu", "dracpu", 5), Daemon("katalyst", "katalyst-agent", 6))), "bad",
      "dracpu, katalyst-agent give out CPUs as well"),
+    (facts(checkpoint=None, settings=GIVING, daemons=(Daemon("cmk", "cmk.py", 5), Daemon("ctlplane", "ctlplane", 6))),
+     "bad", "cmk.py, ctlplane give out CPUs as well"),
     (facts(checkpoint=None, settings=GIVING, allocators=(OtherAllocator("balloons", "it is connected"),)), "bad",
      "balloons gives out CPUs as well"),
     (facts(checkpoint=None, settings=GIVING, allocators=(OtherAllocator("balloons", "it is connected"),), status={

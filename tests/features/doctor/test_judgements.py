@@ -198,6 +198,8 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),),
                       settings={"node.shared_pool": "0"}), "warn", "balloons"),
     ("pinners", facts(daemons=(Daemon("koordinator", "koordlet", 4),)), "ok", "koordinator run here"),
+    ("pinners", facts(daemons=(Daemon("ctlplane", "ctlplane", 4), Daemon("cmk", "cmk.py", 5))), "ok",
+     "ctlplane, cmk run here"),
     ("pinners", facts(daemons=(Daemon("numad", "numad", 4),)), "warn", "numad"),
     ("proc-connector", facts(connector=ConnectorFacts(False, "CAP_NET_ADMIN is missing")), "warn", "CAP_NET_ADMIN"),
     ("proc-connector", facts(connector=ConnectorFacts()), "unknown", "not tried"),

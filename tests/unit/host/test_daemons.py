@@ -219,7 +219,9 @@ def test_tuned_with_an_empty_file_for_its_profile_is_switched_off(tmp_path: Path
 @pytest.mark.parametrize(("argv0", "kind"), [
     ("/dracpu", "dra-driver-cpu"), ("/katalyst/bin/katalyst-agent", "katalyst"), ("/koordlet", "koordinator"),
     ("/opt/nri/plugins/10-dracpu", "dra-driver-cpu"), ("/bin/nri-resource-policy-template", "nri-policy"),
-    ("/opt/nri/plugins/90-nri-resource-policy-balloons", "balloons"), ("/cpusetter", "cpu-pooler")])
+    ("/opt/nri/plugins/90-nri-resource-policy-balloons", "balloons"), ("/cpusetter", "cpu-pooler"),
+    ("/ctlplane", "ctlplane"), ("/bin/mixedcpu", "mixed-cpus"), ("/opt/nri/plugins/99-mixedcpu", "mixed-cpus"),
+    ("/usr/bin/python3|/cmk/cmk.py|isolate|--pool=infra|/cmk/cmk.py|--|reconcile", "cmk")])
 def test_programs_that_give_out_cpus_are_known_however_they_are_started(
         tmp_path: Path, argv0: str, kind: str) -> None:
     """By the node, by a pod, or by the runtime, which puts a plugin's index before its name."""
@@ -288,16 +290,17 @@ def test_files_that_contain_themselves_and_endless_patterns_end(tmp_path: Path, 
     assert tuned.profile == "mine"
 
 
-def test_tuneds_profiles_are_searched_in_its_own_directories(tmp_path: Path) -> None:
+@pytest.mark.parametrize("separator", [", ", ";"])
+def test_tuneds_profiles_are_searched_in_its_own_directories(tmp_path: Path, separator: str) -> None:
     """The last of profile_dirs is the strongest, and the default ones are not searched then."""
-    found = daemons.tuned(Files(make_tree(tmp_path, """
-        etc/tuned/tuned-main.conf = # profile_dirs = /x\\nprofile_dirs = /usr/lib/tuned, /var/lib/ocp-tuned/profiles
+    found = daemons.tuned(Files(make_tree(tmp_path, f"""
+        etc/tuned/tuned-main.conf = # profile_dirs = /x\\nprofile_dirs = /usr/lib/tuned{separator}/var/lib/ocp/profiles
         etc/tuned/active_profile = mine
         etc/tuned/mine/tuned.conf = [scheduler]\\nisolated_cores=1
         usr/lib/tuned/mine/tuned.conf = [scheduler]\\nisolated_cores=2
-        var/lib/ocp-tuned/profiles/mine/tuned.conf = [main]\\ninclude=mine
+        var/lib/ocp/profiles/mine/tuned.conf = [main]\\ninclude=mine
     """)))
-    assert found.files == ("/var/lib/ocp-tuned/profiles/mine/tuned.conf", "/usr/lib/tuned/mine/tuned.conf")
+    assert found.files == ("/var/lib/ocp/profiles/mine/tuned.conf", "/usr/lib/tuned/mine/tuned.conf")
     assert found.scheduler["isolated_cores"].value == "2"
 
 

@@ -34,6 +34,12 @@ PINNERS = {
                  "none: vmpin follows them"),
     "cpu-pooler": ("CPU-Pooler's setter writes containers' cpusets by the pool that they asked for",
                    "none: vmpin follows them"),
+    "ctlplane": ("Intel's CPU control plane writes containers' cpuset cgroups by its own allocator",
+                 "none: vmpin follows them"),
+    "mixed-cpus": ("the NRI plugin mixedcpus adds CPUs that are shared to containers with exclusive ones",
+                   "none: vmpin treats the added CPUs as shared"),
+    "cmk": ("CMK starts containers' programs on CPUs of its pools, and sets their masks itself: no cpuset shows these",
+            "name the CPUs outside its exclusive pools: node.shared_pool"),
     "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
                    "none: vmpin follows the cpusets that the runtime received")}
 _BLIND = "the node's processes are invisible here"

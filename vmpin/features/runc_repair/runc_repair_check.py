@@ -9,8 +9,9 @@ from vmpin.domain.finding import CheckResult, bad, ok, several, unknown
 def runc_repair(facts: NodeFacts) -> CheckResult:
     if facts.settings.get("runc.repair") != "true":
         return ok("vmpin writes no cpuset of runc containers (runc.repair: false)")
-    # cri-resmgr rewrites them before the runtime receives them, and vmpin restores what the runtime received.
-    writers = [daemon for daemon in facts.daemons if daemon.kind in ALLOCATORS - {"cri-resmgr"}]
+    # cri-resmgr rewrites them before the runtime receives them, and vmpin restores what the runtime received. CMK sets
+    # masks alone.
+    writers = [daemon for daemon in facts.daemons if daemon.kind in ALLOCATORS - {"cri-resmgr", "cmk"}]
     if writers:
         kinds = dict.fromkeys(daemon.kind for daemon in writers)
         return bad(f"{several(kinds)} write cpusets, and so does vmpin (runc.repair)", "set runc.repair: false",
