@@ -24,7 +24,7 @@ from vmpin.runtime.dra import (
     MAX_CHECKPOINT_BYTES,
     MAX_SPEC_BYTES,
     REGISTRATION,
-    SPEC_PREFIX,
+    SPEC_PREFIXES,
     parse_claim_pods,
     parse_spec,
 )
@@ -118,7 +118,7 @@ class ClaimFiles:
             info = os.stat(self.cdi)
             if stamp(info) == self._directory:
                 return
-            names = sorted(name for name in os.listdir(self.cdi) if name.startswith(SPEC_PREFIX))[:MAX_CLAIMS]
+            names = sorted(name for name in os.listdir(self.cdi) if name.startswith(SPEC_PREFIXES))[:MAX_CLAIMS]
         except (FileNotFoundError, NotADirectoryError):
             if not self._specs and not self._warned:
                 self._directory = None

@@ -17,11 +17,12 @@ from vmpin.domain.model import valid_id
 from vmpin.errors import SourceError
 from vmpin.runtime.documents import dig, parse_object, strings
 
-#: The kind of device in the driver's CDI specs, and how the names of their files begin.
-KIND, SPEC_PREFIX = "dra.k8s.io/cpu", "dra.k8s.io-cpu"
+#: The kind of device in the driver's CDI specs, and how the names of their files begin; v0.1.0 has one
+#: file for all claims.
+KIND, SPEC_PREFIXES = "dra.k8s.io/cpu", ("dra.k8s.io-cpu", "dra.cpu.json")
 #: Below the kubelet's directory: its checkpoint, and the socket by which the driver is registered with it.
 CHECKPOINT, REGISTRATION = "dra_manager_state", "plugins_registry/dra.cpu-reg.sock"
-MAX_SPEC_BYTES = 64 << 10  #: One claim's has 300 bytes.
+MAX_SPEC_BYTES = 64 << 10  #: One claim has 300 bytes.
 MAX_CHECKPOINT_BYTES = 4 << 20
 _VARIABLE = r"DRA_CPUSET_([A-Za-z0-9.-]{1,128})=([0-9,-]{1,65536})"
 

@@ -170,6 +170,20 @@ def test_claims_come_and_go_with_the_drivers_files(tmp_path: Path) -> None:
     assert (files.read.claims, files.warnings) == ({}, [])
 
 
+def test_the_first_release_of_the_driver_has_all_claims_in_one_file(tmp_path: Path) -> None:
+    """v0.1.0: pkg/driver/cdi.go, writeSpecToFile, which creates a file beside it first."""
+    files = Files(tmp_path)
+    files.cdi.mkdir()
+    devices = [{"name": f"claim-{claim}", "containerEdits": {"env": [f"DRA_CPUSET_{claim}={given}"]}}
+               for claim, given in (("c1", "2-3"), ("c2", "4"))]
+    text = json.dumps({"cdiVersion": "0.8.0", "kind": "dra.k8s.io/cpu", "devices": devices, "containerEdits": {}})
+    (files.cdi / "dra.cpu3141592").write_text(text)
+    assert not files.read.read()
+    (files.cdi / "dra.cpu3141592").rename(files.cdi / "dra.cpu.json")
+    assert files.read.read()
+    assert (files.read.claims, files.warnings) == ({"c1": cpus("2-3"), "c2": cpus("4")}, [])
+
+
 def test_a_bad_file_leaves_its_claim_as_it_was_and_is_reported_once(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.prepare("c1", "2-3")
