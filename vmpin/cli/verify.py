@@ -21,7 +21,7 @@ from vmpin.cli.verbs import (
 )
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
-from vmpin.domain.terminal import number_of, pod_name, short_id
+from vmpin.domain.terminal import REMOTE, number_of, pod_name, short_id
 from vmpin.errors import UnseenError
 from vmpin.feature import Comparison, features, present
 from vmpin.named_tuple import NamedTuple
@@ -114,7 +114,7 @@ class Checked(NamedTuple):
         """Whether no thread was compared, and not because the operator wants that."""
         return (not any(comparison.alone for comparison in self.comparisons)
                 and all(thread["wanted"] is None for _, thread in self.threads)
-                and not all(map(_left_by_operator, self.sandboxes)))
+                and not all(map(_left_alone, self.sandboxes)))
 
     def is_good(self) -> bool:
         """Whether nothing was found."""
@@ -190,14 +190,15 @@ def _print_drift(checked: Checked, titles: Mapping[str, str]) -> None:
                    "vmpin status POD --explain")
 
 
-def _left_by_operator(sandbox: Document) -> bool:
-    """Whether a sandbox's threads are left alone because the operator wants that: unpinned, or off by policy."""
-    return bool(sandbox["threads"]) and sandbox["verdict"] == "off"
+def _left_alone(sandbox: Document) -> bool:
+    """Whether a sandbox's threads are left alone because the operator wants that: unpinned, off by policy, or on
+    another machine."""
+    return sandbox["verdict"] == "off" and (bool(sandbox["threads"]) or REMOTE in sandbox["reasons"])
 
 
 def _nothing(sandboxes: Sequence[Document]) -> tuple[str, str]:
     """Message and hint where sandboxes are known, and no thread of them can be compared."""
-    reasons = dict.fromkeys(reason for sandbox in sandboxes if not _left_by_operator(sandbox)
+    reasons = dict.fromkeys(reason for sandbox in sandboxes if not _left_alone(sandbox)
                             for reason in sandbox["reasons"][:1])
     vms, why = number_of(len(sandboxes), "VM"), "; ".join(list(reasons)[:3])
     if any(sandbox["threads"] for sandbox in sandboxes):
@@ -216,7 +217,7 @@ def _without_drift(sandboxes: Sequence[Document], threads: Sequence[Document], n
     if not threads:
         return f"none of {vms} has a running VMM: nothing was compared"
     if left == len(threads):
-        why = ("unpinned, or off by policy" if all(map(_left_by_operator, sandboxes)) else
+        why = ("unpinned, or off by policy" if all(map(_left_alone, sandboxes)) else
                "unpinned, unmanaged, not placed yet, or off by policy")
         return f"all {number_of(left, 'thread')} of {vms} are left alone ({why}): nothing was compared"
     return (f"all {number_of(len(threads), 'thread')} of {vms} are on their CPUs"

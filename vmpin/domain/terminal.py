@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datetime import datetime
 
+#: The reason of a sandbox that is off as its VM has no thread here.
+REMOTE = "its VM runs on another machine (Kata's remote hypervisor)"
+
 
 def printable(text: object) -> str:
     """The text with each character that could control a terminal, or that XML cannot hold, as \\xNN."""

@@ -26,6 +26,7 @@ from vmpin.runtime.documents import dig, parse_object, pid_of
 
 #: Limits on a file (Kata writes some 4 kB and 200 values per container), and on the containers of a pod.
 MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 24_576, 512
+_REMOTE = "remote"
 #: Seconds for which a file may be incomplete before it is an error: writing may take that long on a busy node.
 SETTLING = 1.0
 #: Seconds after a change of a sandbox's file in which its containers' files are read in each pass: Kata never writes
@@ -48,6 +49,7 @@ class KataSandbox(NamedTuple):
     #: The address of Kata's agent, vsock://CID:1024 or hvsock://PATH:1024; "" if it is not recorded.
     agent_url: str = ""
     hypervisor: str = ""  #: The kind of VMM as Kata names it (virtcontainers/hypervisor.go); "" if unknown.
+    remote: bool = False  #: Whether its VM runs on another machine (peer pods: the hypervisor `remote`).
 
 
 #: Parses a state file: (sandbox, content, modification time in ns).
@@ -233,11 +235,13 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
     vmm = dig(state, "HypervisorState")
     return KataSandbox(sid, "kata-go", pid_of(dig(vmm, "Pid")), tuple(containers), pod, str(dig(vmm, "UUID") or ""),
                        written, dig(state, "Config", "EnableVCPUsPinning") is True,
-                       _text(dig(state, "AgentState", "URL"), 4096), _text(dig(vmm, "Type"), 64))
+                       _text(dig(state, "AgentState", "URL"), 4096), _text(dig(vmm, "Type"), 64),
+                       dig(state, "Config", "HypervisorType") == _REMOTE)
 
 
 def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
     """Parse state.json of runtime-rs. :param written: as in `parse_go`. :raises SourceError: as `parse_go`."""
     state = parse_object(raw, "state.json", MAX_VALUES)
     return KataSandbox(sid, "kata-rs", pid_of(dig(state, "hypervisor", "pid")), None, None, "", written,
-                       dig(state, "resource", "cgroup_state", "enable_vcpus_pinning") is True)
+                       dig(state, "resource", "cgroup_state", "enable_vcpus_pinning") is True,
+                       remote=dig(state, "hypervisor", "hypervisor_type") == _REMOTE)

@@ -16,6 +16,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import compare_with_pod_resources
 from vmpin.domain.model import ContainerId, SandboxId, VmThread
+from vmpin.domain.terminal import REMOTE
 from vmpin.feature import features, present
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
@@ -140,6 +141,9 @@ def _impostors(view: NodeView) -> list[dict[str, object]]:
 
 def _why_absent(view: NodeView, sandbox: SandboxId) -> str:
     """Why a sandbox has no VMM; a process of an unprivileged user may pose as it."""
+    kata = view.kata(sandbox)
+    if kata is not None and kata.remote:
+        return REMOTE
     for impostor in view.impostors:
         if impostor.sandbox == sandbox:
             return f"{NOT_RUNNING}; process {impostor.thread.tid} of user {impostor.uid} poses as it, and is ignored"

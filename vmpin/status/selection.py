@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from vmpin.domain.terminal import short_id
+from vmpin.domain.terminal import REMOTE, short_id
 from vmpin.named_tuple import NamedTuple
 
 Document = Mapping[str, Any]
@@ -59,6 +59,8 @@ def _rank(sandbox: Document, conflicts: Collection[str]) -> int:
         return 0
     if sandbox["id"] in conflicts:
         return 1
+    if REMOTE in sandbox["reasons"]:
+        return _GOOD
     if sandbox["vmm"] is None or sandbox["verdict"] in ("waiting", "unmanaged"):
         return 2
     return 3 if sandbox["reasons"] and sandbox["verdict"] != "off" else _GOOD

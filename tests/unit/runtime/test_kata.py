@@ -120,6 +120,15 @@ def test_runtime_rs_has_the_vmm_where_it_knows_it() -> None:
     assert found.vmm_pid == 4242
 
 
+def test_a_vm_on_another_machine_is_known_by_its_hypervisor() -> None:
+    """virtcontainers/remote.go, Save: the Go runtime records it in the configuration alone."""
+    go = {**GO, "HypervisorState": {}, "Config": {**GO["Config"], "HypervisorType": "remote"}}
+    rs = {**RS, "hypervisor": {**RS["hypervisor"], "hypervisor_type": "remote"}}
+    for here, away, parse in ((GO, go, parse_go), (RS, rs, parse_rs)):
+        assert not parse(SID, json.dumps(here).encode(), AGO).remote
+        assert parse(SID, json.dumps(away).encode(), AGO).remote
+
+
 def test_katas_own_pinning_is_reported(disk: Disk) -> None:
     disk.write({**GO, "Config": {**GO["Config"], "EnableVCPUsPinning": True}})
     assert disk.only().pins_vcpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from need import lacking, need_root
@@ -10,9 +11,10 @@ from newcomers import Machine, sandbox
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod
+from vmpin.domain.terminal import REMOTE
 from vmpin.status import collector
 from vmpin.status.collector import WatcherStatus
-from vmpin.status.document import ThreadStatus
+from vmpin.status.document import NOT_RUNNING, ThreadStatus
 
 pytest_plugins = ["given_unit"]
 
@@ -125,6 +127,16 @@ def test_a_users_process_that_poses_as_a_vmm_is_shown_and_takes_no_vms_place(mac
     machine.resync()
     entry = entries(machine)[sandbox("a")]
     assert (entry["vmm"]["pid"], entry["rivals"]) == (vmm.pid, [])  # type: ignore[index]
+
+
+def test_a_vm_on_another_machine_is_no_vmm_that_is_missing(machine: Machine) -> None:
+    state = machine.path / "kata_rs" / sandbox("a") / "state.json"
+    state.parent.mkdir(parents=True)
+    for hypervisor, why in (("qemu", NOT_RUNNING), ("remote", REMOTE)):
+        state.write_text(json.dumps({"hypervisor": {"hypervisor_type": hypervisor, "pid": None}}))
+        machine.resync()
+        entry = entries(machine)[sandbox("a")]
+        assert (entry["verdict"], entry["reasons"]) == ("off", [why])
 
 
 def test_a_vmm_of_any_name_is_placed_once_it_has_kvm_open(machine: Machine) -> None:

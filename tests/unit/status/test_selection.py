@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from vmpin.domain.terminal import REMOTE
 from vmpin.status.selection import Selection, is_pattern
 
 
@@ -38,6 +39,7 @@ def test_problems_are_those_that_someone_should_look_at_the_worst_first() -> Non
     node = document(
         sandbox("a/remark", reasons=["housekeeping: no such CPU can be used"]), sandbox("a/good"),
         sandbox("a/unpinned", "off", reasons=["unpinned by hand"]), sandbox("a/floating", "floating"),
+        sandbox("a/peer", "off", vmm=None, reasons=[REMOTE]),
         sandbox("b/unmanaged", "unmanaged", reasons=["no pool"]), sandbox("b/waiting", "waiting"),
         sandbox("b/no-vmm", "off", vmm=None, reasons=["no VMM runs"]), sandbox("c/degraded", "degraded"),
         sandbox("c/misplaced", "pinned", ok=False), sandbox("c/collides"), sandbox("c/disputed"), sandbox("c/posed"),
