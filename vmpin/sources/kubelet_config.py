@@ -96,6 +96,8 @@ def kubelet_config(files: Files, programs: Sequence[Program], base: str = "") ->
     for name, key in KEYS.items():
         if same_name := [flag for flag in flags if flag.name == name]:
             settings[key] = _from_flags(same_name)
+    if program is not None and program.name == "kubelet" and read and not trouble:
+        settings.setdefault("cpuManagerPolicy", FoundSetting("none", "the default"))
     return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble),
                          directory)
 

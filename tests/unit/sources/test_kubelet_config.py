@@ -142,6 +142,15 @@ cpuManagerPolicyOptions: {{full-pcpus-only: "true", align-by-socket: "true"}}
     assert flagged.settings["cpuManagerPolicyOptions"].value == {"a": "1", "b": "2"}
 
 
+def test_a_kubelet_whose_configuration_names_no_policy_has_none(tmp_path: Path) -> None:
+    """Its default; what it was started with is unknown without its file."""
+    tree = f"etc/k.yaml = {CONFIG}reservedSystemCPUs: 0\netc/bad.yaml = [\n"
+    kubelet = {file: Program(9, "kubelet", ["kubelet", f"--config=/etc/{file}.yaml"]) for file in ("k", "bad", "gone")}
+    assert [found(tmp_path, tree, kubelet[file]).text("cpuManagerPolicy") for file in kubelet] == ["none", "", ""]
+    flagged = kubelet["k"]._replace(argv=[*kubelet["k"].argv, "--cpu-manager-policy=static"])
+    assert values(found(tmp_path, tree, flagged))["cpuManagerPolicy"] == ("static", "the command line")
+
+
 def test_a_command_line_that_names_the_file_alone_has_no_drop_ins(tmp_path: Path) -> None:
     made = found(tmp_path, f"""
         etc/k.yaml = {CONFIG}cpuManagerPolicy: none
