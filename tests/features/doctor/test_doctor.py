@@ -72,8 +72,13 @@ def test_a_core_with_two_owners_is_named_only_where_the_policy_allows_it() -> No
     judged = verdict("kubelet-options", split)
     assert judged.level is Level.WARN
     assert "core 2-3: a/x, b/y" in judged.evidence
-    options = {"cpuManagerPolicyOptions": FoundSetting({"full-pcpus-only": "true"}, "/c.yaml")}
-    assert verdict("kubelet-options", replace(split, kubelet=KubeletConfig(7, options))).level is Level.OK
+    for value in ("true", "1"):
+        options = {"cpuManagerPolicyOptions": FoundSetting({"full-pcpus-only": value}, "/c.yaml")}
+        assert verdict("kubelet-options", replace(split, kubelet=KubeletConfig(7, options))).level is Level.OK
+    # The kubelet does not start with both.
+    options = {"cpuManagerPolicyOptions": FoundSetting({"distribute-cpus-across-cores": "true"}, "/c.yaml")}
+    spread = verdict("kubelet-options", replace(split, kubelet=KubeletConfig(7, options)))
+    assert 'full-pcpus-only: "true" in place of distribute-cpus-across-cores' in spread.remedy
     one = status(owners=[{**owners[0], "cpus": "2-3"}])
     assert verdict("kubelet-options", replace(split, status=one)).level is Level.OK
 

@@ -126,11 +126,14 @@ def kubelet_options(facts: NodeFacts) -> CheckResult:
     if point is None or point.policy.lower() != "static":
         return ok("no static policy, so its options do not apply", *evidence)
     split = _split_cores(facts)
-    if split and str(options.get("full-pcpus-only", "false")).lower() != "true":
+    on = {key for key, value in options.items() if str(value) in ("1", "t", "T", "true", "True", "TRUE")}  # ParseBool
+    if split and "full-pcpus-only" not in on:
+        # The kubelet refuses both together (cpumanager/policy_options.go).
+        instead = " in place of distribute-cpus-across-cores" * ("distribute-cpus-across-cores" in on)
         return warn(f"{number_of(len(split), 'core is')} shared by two owners of exclusive CPUs, which slow "
                     "each other down",
-                    "set cpuManagerPolicyOptions full-pcpus-only: \"true\" (drain the node and remove "
-                    f"{point.path} first)", *evidence, *split[:10])
+                    "set cpuManagerPolicyOptions full-pcpus-only: \"true\""
+                    f"{instead} (drain the node and remove {point.path} first)", *evidence, *split[:10])
     if not facts.status or not facts.cpus.cores:
         return unknown("whether two owners of exclusive CPUs share a core is unknown: "
                        f"{facts.status_trouble or facts.cpus.trouble or 'the cores are unknown'}", *evidence)
