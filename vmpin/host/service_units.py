@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
@@ -18,6 +18,8 @@ _SETTING = re.compile(r"^[ \t]*(ExecStart|Environment|EnvironmentFile)[ \t]*=[ \
 _SPECIFIER = re.compile("%[nNp%]")
 #: OpenRC's scripts, in which k3s' own installer writes its arguments as one word.
 _OPENRC = re.compile(r'^command_args="((?:[^"\\]|\\.)*)"', re.MULTILINE | re.DOTALL)
+#: Between double quotes: a character that a backslash escapes, or a variable, which may have a default.
+_QUOTED = re.compile(r'\\(["\\$`])|\$(?:(\w+)|\{(\w+)(?::?-([^}\n]*))?\})')
 #: Characters before the program's path that change how it is run (systemd.service(5)).
 _PREFIXES = "-@:+!|"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -39,15 +41,22 @@ def exec_start(files: Files, pattern: str) -> Iterator[tuple[str, list[str]]]:
             yield path, [words[0].lstrip(_PREFIXES), *words[1:]]
 
 
-def openrc_arguments(files: Files, service: str) -> tuple[str, list[str]]:
-    """OpenRC's script of a service, and the arguments that it gives its program; ("", []) without one."""
-    path = f"/etc/init.d/{service}"
-    try:
-        match = _OPENRC.search(files.text(path) or "")
-        words = [] if match is None else shlex.split(re.sub(r'\\(["\\$`])', r"\1", _joined(match[1])))
-    except (SourceError, ValueError):
-        return "", []
-    return (path, [word for word in words if not re.match(r"[0-9]?>", word)]) if words else ("", [])
+def openrc_arguments(files: Files, pattern: str) -> Iterator[tuple[str, list[str]]]:
+    """OpenRC's scripts whose names match a pattern, each with the arguments that it gives its program, and variables
+    of /etc/conf.d expanded, where packages have the arguments; without those that cannot be read or parsed."""
+    for path in files.glob(f"/etc/init.d/{pattern}"):
+        try:
+            match = _OPENRC.search(files.text(path) or "")
+            variables = _variables(_joined(files.text(f"/etc/conf.d/{path.rpartition('/')[2]}") or ""))
+            words = [] if match is None else shlex.split(_unquoted(_joined(match[1]), variables))
+        except (SourceError, ValueError):
+            continue
+        if words := [word for word in words if not re.match(r"[0-9]?>", word)]:
+            yield path, words
+
+
+def _unquoted(text: str, variables: Mapping[str, str]) -> str:
+    return _QUOTED.sub(lambda match: match[1] or variables.get(match[2] or match[3]) or match[4] or "", text)
 
 
 def _specified(unit: str, text: str) -> str:
@@ -96,8 +105,8 @@ def _variables(text: str) -> dict[str, str]:
     for line in text.split("\n"):
         name, equals, value = line.strip().partition("=")
         if equals and name[:1] not in ("#", ";"):
-            value = value.strip()
-            variables[name.strip()] = "".join(shlex.split(value)) if value[:1] in ("'", '"') else value
+            name, value = name.strip().removeprefix("export "), value.strip()
+            variables[name] = "".join(shlex.split(value)) if value[:1] in ("'", '"') else value
     return variables
 
 

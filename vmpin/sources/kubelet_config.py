@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from vmpin.host.mounts import own_files, path_on_node
 from vmpin.host.procfs import Procfs
 from vmpin.host.service_units import exec_start, openrc_arguments
 from vmpin.named_tuple import NamedTuple
-from vmpin.runtime.documents import dig
+from vmpin.runtime.documents import dig, parse_json
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
 KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
@@ -237,7 +238,7 @@ def _service(files: Files, program: Program, trouble: list[str]) -> _Service:
     argv, where = program.argv[1:], COMMAND_LINE
     if not any(arg.startswith("-") for arg in program.argv):
         units = exec_start(files, f"{program.name}*.service")
-        scripts = ((path, [program.name, *words]) for path, words in (openrc_arguments(files, program.name),))
+        scripts = ((path, [program.name, *words]) for path, words in openrc_arguments(files, f"{program.name}*"))
         argv, where = next(((words[1:], path) for path, words in (*units, *scripts)
                             if words[1:2] and words[1] in actions), (argv, where))
     main = (_variable(program, "CONFIG_FILE") or flag(argv, "config", "c")
@@ -255,11 +256,19 @@ def _document(files: Files, path: str, trouble: list[str], as_go: bool = False) 
         lenient decoding)."""
     try:
         raw = files.read(path)
-        document = None if raw is None else yaml_file.parse(Path(path), raw, as_go)
+        document = None if raw is None else _parsed(path, raw, as_go)
     except (ConfigError, SourceError) as err:
         trouble.append(str(err))
         return None
     return document if isinstance(document, dict) else None
+
+
+def _parsed(path: str, raw: bytes, as_go: bool) -> object:
+    """Parse JSON as JSON: Go programs indent it by tabs, which PyYAML does not take for blanks."""
+    if raw.lstrip()[:1] == b"{":
+        with suppress(SourceError):
+            return parse_json(raw, path)
+    return yaml_file.parse(Path(path), raw, as_go)
 
 
 def _split(argv: Sequence[str], where: str) -> Iterator[KubeletFlag]:

@@ -345,6 +345,18 @@ def test_without_systemd_k3s_has_its_arguments_in_openrcs_script(
     assert flags(tmp_path, "etc/\n", Program(5, "k3s", ["k3s server"])) == expected
 
 
+@pytest.mark.parametrize("options", ['"--kubelet-arg=a=1"', "--kubelet-arg=a=1"])
+@pytest.mark.parametrize("action", ["server", "agent"])
+def test_a_package_or_an_agent_has_its_arguments_beside_openrcs_scripts(
+        tmp_path: Path, action: str, options: str) -> None:
+    """Alpine's package, with variables in conf.d; and an agent's script, which has a name of its own."""
+    unit(tmp_path, "etc/init.d/k3s", 'command_args="${K3S_EXEC:-server} $K3S_OPTS >>${K3S_LOGFILE} 2>&1"\n')
+    unit(tmp_path, "etc/conf.d/k3s", f"# k3s options\nexport K3S_OPTS={options}\n")
+    unit(tmp_path, "etc/init.d/k3s-agent", 'command_args="agent --kubelet-arg=a=1 >>/var/log/k3s-agent.log 2>&1"\n')
+    where = "/etc/init.d/k3s" if action == "server" else "/etc/init.d/k3s-agent"
+    assert flags(tmp_path, "etc/\n", Program(5, "k3s", [f"k3s {action}"])) == [("a", "1", where)]
+
+
 @pytest.mark.parametrize("place", ["etc/kubeedge/config/edgecore.yaml", "own.yaml"])
 def test_the_kubelet_of_kubeedge_is_configured_in_edgecores_file(tmp_path: Path, place: str) -> None:
     argv = ["/usr/local/bin/edgecore", *(["--config=/own.yaml"] if place == "own.yaml" else [])]
@@ -359,6 +371,12 @@ def test_an_edgecore_without_these_parts_names_nothing(tmp_path: Path) -> None:
     made = found(tmp_path, "etc/kubeedge/config/edgecore.yaml = {kind: EdgeCore, modules: {edged: "
                  "{tailoredKubeletConfig: [static]}}}\n", Program(5, "edgecore", ["edgecore"]))
     assert (made.directory, made.settings, made.trouble) == ("", {}, ())
+
+
+def test_json_that_tabs_indent_is_read(tmp_path: Path) -> None:
+    unit(tmp_path, "etc/k", '{\n\t"kind": "KubeletConfiguration",\n\t"cpuManagerPolicy": "static"\n}')
+    made = found(tmp_path, "etc/\n", Program(9, "kubelet", ["kubelet", "--config=/etc/k"]))
+    assert (made.text("cpuManagerPolicy"), made.trouble) == ("static", ())
 
 
 def test_drop_ins_of_a_unit_may_be_in_any_of_systemds_directories(tmp_path: Path) -> None:
