@@ -28,10 +28,10 @@ DAEMONS = {
 #: Programs whose command-line flags name their configuration.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "edgecore", "podman")
 #: Variables that name a program's configuration (k3s: pkg/configfilearg, pkg/cli/cmds; cri-o: internal/criocli), or
-#: that of the shims that it starts.
+#: that of the shims that it starts, and where it finds these.
 _ENVIRONMENT = {"k3s": ("K3S_CONFIG_FILE", "K3S_DATA_DIR"), "rke2": ("RKE2_CONFIG_FILE", "RKE2_DATA_DIR"),
                 "crio": ("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_RUNTIMES", "KATA_CONF_FILE"),
-              "containerd": ("KATA_CONF_FILE",)}
+              "containerd": ("KATA_CONF_FILE", "PATH")}
 #: Daemons that often run in a container and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
 #: The index before the name of an NRI plugin that the runtime starts (NRI: plugin_path, /opt/nri/plugins).
@@ -81,18 +81,17 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
             argv = argv[0].split(" ")  # a program that sets its title has all of it in one argument
         name = next((word for word in _names(argv) if word in names), None)
         if name is not None and (name in _FROM_A_POD or not proc.nested(pid)):
-            running.append(Program(pid, name, argv, _environment(proc, pid) if name in _ENVIRONMENT else {}))
+            running.append(Program(pid, name, argv, _environment(proc, pid, _ENVIRONMENT.get(name, ()))))
     return running
 
 
-def _environment(proc: Procfs, pid: int) -> dict[str, str]:
-    """The variables of a process that name its configuration. The others may be secrets."""
+def _environment(proc: Procfs, pid: int, names: Sequence[str]) -> dict[str, str]:
+    """The variables of a process that have these names. The others may be secrets."""
     try:
-        raw = read_file(f"{proc.root}/{pid}/environ", 1 << 20) or b""
+        raw = read_file(f"{proc.root}/{pid}/environ", 1 << 20) or b"" if names else b""
     except OSError:
         return {}
     pairs = (part.partition("=")[::2] for part in raw.decode("utf-8", "replace").split("\0"))
-    names = [name for names in _ENVIRONMENT.values() for name in names]
     return {name: value for name, value in pairs if value and name in names}
 
 

@@ -24,8 +24,9 @@ _NRI = "io.containerd.nri.v1.nri"
 #: The plugins that a runtime starts by default (NRI: pkg/adaptation/adaptation.go, DefaultPluginPath).
 _NRI_PLUGINS = "/opt/nri/plugins"
 _MAX_IMPORTS = 50
-#: The PATH of containerd's service, in which it finds shims.
-_SHIM_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
+#: Where containerd finds shims if its PATH is not known: that of its service. Of a longer one so many are searched.
+_SHIM_PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+_MAX_PLACES = 64
 #: The only default of cri-o (pkg/config/config.go; its --hooks-dir is not taken) and of podman (containers/common
 #: pkg/config: DefaultHooksDirs; 4.3 runs no hook of /etc/containers/oci/hooks.d).
 _HOOKS = ("/usr/share/containers/oci/hooks.d",)
@@ -71,8 +72,11 @@ def _containerd(files: Files, path: str, program: Program | None) -> Engine:
     on = not disabled if disabled is not None else True if version >= 3 else None
     if _NRI in strings(config.get("disabled_plugins")):
         on = False
+    # The service of NixOS has its packages in the PATH.
+    search = _SHIM_PLACES if program is None else program.environment.get("PATH", _SHIM_PLACES)
+    places = search.split(":", _MAX_PLACES)[:_MAX_PLACES]
     handlers = tuple(
-        _handler(files, "containerd", name, _with_shim(files, table), loaded.origin.get(name, path),
+        _handler(files, "containerd", name, _with_shim(files, table, places), loaded.origin.get(name, path),
                  config_path=string(dig(table, "options", "ConfigPath")), kind=string(table.get("runtime_type")),
                  annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")),
                  program=program)
@@ -92,7 +96,7 @@ def _cri_handlers(config: Table) -> list[tuple[str, Table]]:
     return [handler for section in sections for handler in tables(dig(section, "runtimes"))] + own
 
 
-def _with_shim(files: Files, table: Table) -> Table:
+def _with_shim(files: Files, table: Table, places: Sequence[str]) -> Table:
     """Add to a handler's table the path of the shim that its type names (containerd: pkg/shim/util.go, BinaryName), or
     is."""
     kind = string(table.get("runtime_type")).split(".")
@@ -101,7 +105,7 @@ def _with_shim(files: Files, table: Table) -> Table:
     if string(table.get("runtime_path")) or len(kind) < 2:
         return table
     name = f"containerd-shim-{kind[-2]}-{kind[-1]}"
-    shim = next((path for place in _SHIM_PLACES if files.exists(path := f"{place}/{name}")), "")
+    shim = next((path for place in places if place[:1] == "/" and files.exists(path := f"{place}/{name}")), "")
     return {**table, "runtime_path": shim} if shim and "/" not in name else table
 
 

@@ -28,7 +28,7 @@ _INSTALLATION = re.compile(r"/opt/kata(-[^/]+)/")
 #: Subdirectories by runtime; and those of kata-deploy for single handlers (runtimes/SHIM, custom-runtimes).
 _OF_RUNTIME = {"go": "", "rs": "/runtime-rs"}
 _OF_SHIM = ("", "/runtimes/*", "/custom-runtimes/*")
-_SCRIPT = re.compile(r"^\s*(?:export\s+)?KATA_CONF_FILE=[\"']?([^\s\"']+)", re.MULTILINE)
+_SCRIPT = re.compile(r"^\s*(?:(?:export|exec|env)\s+)*KATA_CONF_FILE=[\"']?([^\s\"']+)", re.MULTILINE)
 _SCRIPT_BYTES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 #: The keys that are read, by section; those of a hypervisor are in `[hypervisor.NAME]`.
@@ -46,7 +46,8 @@ def config_path(files: Files, handler: Handler) -> str:
     variable = _script_path(files, shim) or handler.kata_conf_file
     # Go's runtime looks at the variable last (create.go), the Rust one first (manager.rs: load_config).
     named = handler.config_path or variable if runtime == "go" else variable or handler.config_path
-    return named or default_path(files, runtime, shim)
+    # The shims of both runtimes have the same name, and a package may have the Rust one alone (Kata 4: NixOS).
+    return named or default_path(files, runtime, shim) or default_path(files, "rs", shim)
 
 
 def default_path(files: Files, runtime: str, shim: str = "") -> str:

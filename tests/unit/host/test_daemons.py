@@ -49,12 +49,12 @@ def test_what_a_container_calls_a_kubelet_is_none(tmp_path: Path) -> None:
 
 
 def test_of_the_environment_only_the_names_of_files_are_kept(tmp_path: Path) -> None:
-    found = proc(tmp_path, p3="/usr/local/bin/k3s server", p4="crio", p5="kubelet|--config=/c")
-    for pid in (3, 4, 5):
+    found = proc(tmp_path, p3="/usr/local/bin/k3s server", p4="crio", p5="kubelet|--config=/c", p6="containerd")
+    for pid in (3, 4, 5, 6):
         (tmp_path / str(pid) / "environ").write_bytes(
             b"K3S_TOKEN=hush\0K3S_CONFIG_FILE=/srv/k.yaml\0CONTAINER_CONFIG=/srv/c\0PATH=/bin\0CONTAINER_CONFIG_DIR=\0")
-    kept = {"K3S_CONFIG_FILE": "/srv/k.yaml", "CONTAINER_CONFIG": "/srv/c"}
-    assert [program.environment for program in daemons.programs(found)] == [kept, kept, {}]
+    assert [program.environment for program in daemons.programs(found)] == [
+        {"K3S_CONFIG_FILE": "/srv/k.yaml"}, {"CONTAINER_CONFIG": "/srv/c"}, {}, {"PATH": "/bin"}]
 
 
 def test_a_real_process_is_found_by_its_name() -> None:

@@ -158,10 +158,29 @@ def test_the_default_is_searched_in_etc_then_below_the_shims_prefix_then_elsewhe
     assert config_path(Files(tmp_path), handler("k", program=shim)) == f"/{path}{runtime}/configuration.toml"
 
 
-def test_a_shim_that_is_a_script_names_its_configuration(tmp_path: Path) -> None:
+def test_a_shim_of_runtime_rs_may_have_the_name_of_gos(tmp_path: Path) -> None:
+    """Where Kata has the Rust runtime alone, in a directory that is only in containerd's PATH: NixOS."""
+    store, default = "/nix/store/x-kata-runtime-4.2.0", "share/defaults/kata-containers/runtime-rs/configuration.toml"
+    files = Files(make_tree(tmp_path, f"""
+        {store[1:]}/bin/containerd-shim-kata-v2 = x
+        {store[1:]}/{default} = [runtime]
+        etc/containerd/config.toml = version = 3\\n\
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata]\\nruntime_type = "io.containerd.kata.v2"
+    """))
+    running = Program(4, "containerd", ["containerd"], {"PATH": f"relative:/gone:{store}/bin"})
+    found = engines(files, [running])
+    assert [handler.runtime_path for handler in found[0].handlers] == [f"{store}/bin/containerd-shim-kata-v2"]
+    assert [(config.path, config.runtime) for config in configurations(files, found)] == [
+        (f"{store}/{default}", "rs")]
+    assert [handler.runtime_path for handler in engines(files, ())[0].handlers] == [""]
+
+
+@pytest.mark.parametrize("prefix", ["", "exec env ", "export "])
+def test_a_shim_that_is_a_script_names_its_configuration(tmp_path: Path, prefix: str) -> None:
+    """As in Kubespray's, in the newer one by `exec env`."""
     make_tree(tmp_path, f"""
         usr/local/bin/containerd-shim-kata-clh-v2 = #!/usr/bin/env bash\\n\
-KATA_CONF_FILE={DEFAULTS}/configuration-clh.toml {DEFAULTS}/bin/containerd-shim-kata-v2 "$@"
+{prefix}KATA_CONF_FILE={DEFAULTS}/configuration-clh.toml {DEFAULTS}/bin/containerd-shim-kata-v2 "$@"
         etc/kata-containers/configuration.toml = [runtime]
         etc/containerd/config.toml = version = 2\\n\
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata-clh]\\nruntime_type = "io.containerd.kata-clh.v2"
