@@ -33,8 +33,9 @@ _HOOKS = ("/usr/share/containers/oci/hooks.d",)
 
 
 def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
-    """Return the container engines that run or have a configuration."""
-    running = [_containerd(files, path, program) for path, program in _containerds(files, programs)]
+    """Return the container engines that run or have a configuration, without a containerd that has no CRI."""
+    found = (_containerd(files, path, program) for path, program in _containerds(files, programs))
+    running = [engine for engine in found if engine is not None]
     crio = next((program for program in programs if program.name == "crio"), None)
     if crio is not None or files.exists("/etc/crio"):
         running.append(_crio(files, crio))
@@ -62,9 +63,12 @@ def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, P
     return list(running.items())
 
 
-def _containerd(files: Files, path: str, program: Program | None) -> Engine:
+def _containerd(files: Files, path: str, program: Program | None) -> Engine | None:
+    """A containerd; None for one that runs no pods: Docker's, or Bottlerocket's for its own containers."""
     loaded = _Configuration(files)
     config = loaded.with_imports(path)
+    if not set(_CRI).isdisjoint(strings(config.get("disabled_plugins"))):
+        return None
     version = config.get("version")
     version = version if isinstance(version, int) else 1 if loaded.read else 0
     disabled = switch(dig(config, "plugins", _NRI, "disable"))

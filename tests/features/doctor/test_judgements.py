@@ -103,6 +103,8 @@ def partitioned(*vmms: str) -> NodeFacts:
                       settings={"paths.kubelet": "/var/lib/kubelet"}), "bad",
      "the kubelet's directory is /data/k, and paths.kubelet is /var/lib/kubelet"),
     ("kubelet", facts(kubelet=KubeletConfig(3, directory="/data/k", reached=False),
+                      settings={"paths.kubelet": "/data/k"}), "bad", "/data/k is not the kubelet's directory here"),
+    ("kubelet", facts(kubelet=KubeletConfig(3, directory="/data/k", reached=False),
                       settings={"watch.kubelet": "false"}), "warn", "not read"),
     ("kubelet", facts(checkpoint=None, kubelet=KubeletConfig(
         3, {"cpuManagerPolicy": FoundSetting("none", "/c.yaml")}, directory="/data/k", reached=False)),

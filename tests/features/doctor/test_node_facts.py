@@ -142,6 +142,12 @@ def test_the_kubelets_directory_is_held_against_the_configured_one(
     assert (found.directory, found.reached) == (named, reached)
 
 
+def test_a_directory_that_does_not_exist_yet_is_the_configured_one_by_its_name(tmp_path: Path) -> None:
+    """A kubelet that names the default itself, before its first start."""
+    config = made_up(tmp_path, f"proc/7/cmdline = kubelet\\0--root-dir={tmp_path}/kubelet\\0\nsys/\n")
+    assert looked(config, tmp_path).kubelet.reached
+
+
 @pytest.mark.parametrize("named", ["kubelet", "./x/../kubelet/", "/srv/kubelet/"])
 def test_the_kubelets_directory_may_be_relative(tmp_path: Path, named: str) -> None:
     config = made_up(tmp_path, f"proc/7/cmdline = kubelet\\0--root-dir={named}\\0\nsys/\nkubelet/\n")

@@ -85,6 +85,17 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
     assert made["containerd"].nri is False
 
 
+@pytest.mark.parametrize("plugin", ["cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"])
+def test_a_containerd_without_cri_is_none_of_the_nodes_engines(tmp_path: Path, plugin: str) -> None:
+    """Docker's, and Bottlerocket's for its own containers (host-containerd)."""
+    own = Program(3, "containerd", ["containerd", "--config", "/etc/host-containerd/config.toml"])
+    made = engines(Files(make_tree(tmp_path, f"""
+        etc/host-containerd/config.toml = version = 2\\ndisabled_plugins = ["io.containerd.nri.v1.nri", "{plugin}"]
+        etc/containerd/config.toml = version = 3
+    """)), [own, Program(4, "containerd", ["containerd"])])
+    assert [(engine.pid, engine.nri) for engine in made] == [(4, True)]
+
+
 def test_containerd_merges_the_imports_of_imports_last(tmp_path: Path) -> None:
     """b.toml is merged before c.toml, which the file before it imports."""
     texts = {"config": 'imports = ["a.toml", "b.toml"]', "a": 'imports = ["./../containerd/c.toml"]',

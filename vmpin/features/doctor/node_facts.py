@@ -263,10 +263,11 @@ def _cpus(sysfs: Sysfs) -> CpuFacts:
 def _kubelet(proc: Procfs, files: Files, programs: Sequence[daemons.Program], configured: Path) -> KubeletConfig:
     """The kubelet's configuration, and whether paths.kubelet leads to its directory, by any link or mount."""
     kubelet = nodes_kubelet(proc, files, programs)
+    place = files.host(kubelet.directory)
     try:
-        same = not kubelet.directory or os.path.samefile(files.host(kubelet.directory), configured)
+        same = not kubelet.directory or os.path.samefile(place, configured)
     except OSError:
-        same = False
+        same = kubelet.directory == str(configured) and not place.exists()
     return replace(kubelet, reached=same)
 
 

@@ -22,9 +22,13 @@ def kubelet(facts: NodeFacts) -> CheckResult:
     config = facts.kubelet
     if not config.reached and config.text("cpuManagerPolicy") != "none" and facts.settings.get("watch.kubelet") != (
             "false"):
-        return bad(f"the kubelet's directory is {config.directory}, and paths.kubelet is "
-                   f"{facts.settings.get('paths.kubelet')}: its checkpoint is not read",
-                   f"set paths.kubelet: {config.directory} (in the chart: kubelet.directory)", *evidence)
+        here = facts.settings.get("paths.kubelet")
+        if here == config.directory:
+            return bad(f"{here} is not the kubelet's directory here (paths.kubelet), but on the node: its checkpoint "
+                       "is not read", "mount the node's directory there, or set paths.kubelet to its place here",
+                       *evidence)
+        return bad(f"the kubelet's directory is {config.directory}, and paths.kubelet is {here}: its checkpoint is "
+                   "not read", f"set paths.kubelet: {config.directory} (in the chart: kubelet.directory)", *evidence)
     if point is None:
         return _no_checkpoint(facts, pool, evidence)
     broken = _broken_checkpoint(facts, point, evidence)
