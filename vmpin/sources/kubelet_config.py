@@ -41,6 +41,7 @@ _EDGE_KIND = "EdgeCore"
 ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
 COMMAND_LINE = "the command line"
 _RANCHER = ("k3s", "rke2")
+_ACTIONS = {"server", "agent"}
 #: Older versions of k3s set it themselves, to the directory of their programs (cmd/k3s/main.go, stageAndRun).
 _ASSETS = re.compile(r"/data/[0-9a-f]{64}/?$")
 _KUBELET_ARG = "kubelet-arg"
@@ -74,9 +75,10 @@ def nodes_kubelet(proc: Procfs, files: Files, programs: Sequence[Program]) -> Ku
 
 def _kubelet(programs: Sequence[Program]) -> Program | None:
     """The kubelet, or the program that contains it: RKE2 starts a kubelet by itself. One that prints its version, for
-    a script, is none."""
+    a script, is none, nor is k3s with another command (`k3s etcd-snapshot`)."""
     return next((program for program in sorted(programs, key=lambda program: program.name != "kubelet")
-                 if program.name in KUBELETS and program.argv[1:2] not in _PRINTS), None)
+                 if program.name in KUBELETS and program.argv[1:2] not in _PRINTS
+                 and (program.name not in _RANCHER or _ACTIONS & {*" ".join(program.argv).split()})), None)
 
 
 def kubelet_config(files: Files, programs: Sequence[Program], base: str = "") -> KubeletConfig:
@@ -234,7 +236,7 @@ class _Service(NamedTuple):
 
 def _service(files: Files, program: Program, trouble: list[str]) -> _Service:
     """The service, with its arguments from its unit where it shows no flags itself, or does not run."""
-    actions = " ".join(program.argv).split()[1:2] or ["server", "agent"]
+    actions = " ".join(program.argv).split()[1:2] or _ACTIONS
     argv, where = program.argv[1:], COMMAND_LINE
     if not any(arg.startswith("-") for arg in program.argv):
         units = exec_start(files, f"{program.name}*.service")

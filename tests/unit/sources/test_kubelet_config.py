@@ -188,6 +188,13 @@ def test_a_kubelet_that_prints_its_version_is_none(tmp_path: Path, flag: str, pr
     assert (made.pid, made.text("cpuManagerPolicy")) == (5, "static")
 
 
+@pytest.mark.parametrize("argv", [["/usr/local/bin/k3s", "etcd-snapshot", "save"], ["k3s", "check-config"]])
+def test_another_command_of_k3s_is_no_kubelet(tmp_path: Path, argv: list[str]) -> None:
+    other, server = Program(3, "k3s", argv), Program(5, "k3s", ["k3s", "--debug", "server"])
+    assert found(tmp_path, "etc/\n", other, server).pid == 5
+    assert found(tmp_path, "etc/\n", other).pid is None
+
+
 def test_the_kubelet_that_rke2_starts_counts_and_not_rke2(tmp_path: Path) -> None:
     """pkg/executor/staticpod: it is a process of its own, with all of its flags."""
     made = found(tmp_path, "etc/rancher/rke2/config.yaml = kubelet-arg: [cpu-manager-policy=none]\n",
