@@ -262,6 +262,7 @@ async def test_a_newly_followed_vm_is_read_again_once_its_names_are_received(rec
             received.reconciler.node_state.forks_reported(True)
             for _ in range(3):  # until its threads are not new any more
                 report = received.reconciler.resync(full=True)
+            received.reconciler.node_state.inventory.process_table.round = process.pid + 1  # not its turn to be read
             look = functools.partial(received.reconciler.reconcile, [SandboxId(f"{PREFIX}a")], scan=False)
             look()
             unlisted = system_calls(look)["listdir"]
