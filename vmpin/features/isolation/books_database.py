@@ -179,8 +179,8 @@ def _bins(connection: sqlite3.Connection, owner: Owner, span: Period, most: int)
     first and the last one are shorter where the period begins or ends within a minute."""
     step = -(-(span.last - span.first + 1) // most)
     sums = {part: Account(*columns) for part, *columns in rows(
-        connection, f"SELECT (minute - ?1) / ?2, {_SUMS} FROM minute WHERE number = ?3 AND minute BETWEEN ?1 AND ?4 "
-        "GROUP BY 1", span.first, step, owner.number, span.last)}
+        connection, f"SELECT (minute - ?) / ?, {_SUMS} FROM minute {_SPAN} GROUP BY 1",
+        span.first, step, owner.number, span.first, span.last)}
     return [(max(span.begin, minute * MINUTE), min(span.end, (minute + step) * MINUTE), sums.get(part, Account()))
             for part, minute in enumerate(range(span.first, span.last + 1, step))]
 
