@@ -13,11 +13,9 @@ ONLINE = CpuSet.parse("0-7")
 UID = "uid-1"
 
 
-def kubelet(entries: dict[tuple[str, str], str] | None = None, policy: str = "static",
-            by_id: dict[str, str] | None = None) -> CpuManagerState:
+def kubelet(entries: dict[tuple[str, str], str] | None = None, policy: str = "static") -> CpuManagerState:
     return CpuManagerState(policy, CpuSet.parse("0-1"),
-                           {key: CpuSet.parse(cpus) for key, cpus in (entries or {}).items()},
-                           by_id={key: CpuSet.parse(cpus) for key, cpus in (by_id or {}).items()})
+                           {key: CpuSet.parse(cpus) for key, cpus in (entries or {}).items()})
 
 
 def container(name: str = "app", cid: ContainerId = APP, state: ContainerState = ContainerState.RUNNING,

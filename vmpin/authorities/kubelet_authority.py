@@ -127,6 +127,5 @@ def assignments_of(kubelet: CpuManagerState | None) -> Assignments | None:
     default set, even if that is empty."""
     if kubelet is None or not kubelet.static:
         return None
-    return Assignments({**kubelet.entries, **{(uid, ""): cpus for uid, cpus in kubelet.pods.items()},
-                        **{("", container): cpus for container, cpus in kubelet.by_id.items()}},
+    return Assignments({**kubelet.entries, **{(uid, ""): cpus for uid, cpus in kubelet.pods.items()}},
                        kubelet.default, complete=True, since=kubelet.since)

@@ -14,7 +14,7 @@ from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.terminal import printable
 from vmpin.named_tuple import NamedTuple
 
-_COMPARED = 8  #: How many of its fields are compared.
+_COMPARED = 7  #: How many of its fields are compared.
 
 
 class _Contents(NamedTuple):
@@ -27,8 +27,6 @@ class _Contents(NamedTuple):
     entries: Mapping[tuple[str, str], CpuSet] = MappingProxyType({})
     #: CPUs of whole pods by pod uid (V3, V4), including the exclusive CPUs of their containers.
     pods: Mapping[str, CpuSet] = MappingProxyType({})
-    #: Exclusive CPUs by container id (V1).
-    by_id: Mapping[str, CpuSet] = MappingProxyType({})
     version: int = 2
     checksum_ok: bool | None = None  #: None if there is no checksum (written as 0).
     trouble: str = ""  #: Errors in the checkpoint, which is used nevertheless; "" for none.
@@ -56,11 +54,11 @@ class CpuManagerState(_Contents):
     @cached_property
     def exclusive(self) -> CpuSet:
         """All exclusive CPUs."""
-        return union([*self.by_pod.values(), *self.by_id.values()])
+        return union(self.by_pod.values())
 
     @cached_property
     def by_pod(self) -> Mapping[str, CpuSet]:
-        """The exclusive CPUs of each pod with its containers, by pod uid; {} for V1, which has no uids."""
+        """The exclusive CPUs of each pod with its containers, by pod uid."""
         cpus = dict(self.pods)
         for (uid, _), more in self.entries.items():
             cpus[uid] = cpus.get(uid, EMPTY) | more
@@ -126,7 +124,7 @@ def compare_with_pod_resources(kubelet: CpuManagerState,
         return "PodResources does not answer"
     listed = union(resources.values())
     surplus = listed - kubelet.exclusive
-    missing = union([*kubelet.entries.values(), *kubelet.by_id.values()]) - listed
+    missing = union(kubelet.entries.values()) - listed
     differences = [f"lists CPUs {surplus}, which it does not have"] * bool(surplus)
     differences += [f"does not list its CPUs {missing}"] * bool(missing)
     return f"PodResources {' and '.join(differences)}" if differences else "PodResources lists the same CPUs"

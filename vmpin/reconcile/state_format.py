@@ -140,7 +140,7 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
 
 def _pack_kubelet(kubelet: CpuManagerState) -> dict[str, object]:
     return {"policy": kubelet.policy, "default": kubelet.default, "version": kubelet.version,
-            "written": kubelet.written, "pods": dict(kubelet.pods), "by_id": dict(kubelet.by_id),
+            "written": kubelet.written, "pods": dict(kubelet.pods),
             "entries": [[*key, cpus, kubelet.since.get(key, 0)] for key, cpus in kubelet.entries.items()]}
 
 
@@ -149,7 +149,6 @@ def _unpack_kubelet(packed: dict[str, Any]) -> CpuManagerState:
         str(packed["policy"]), CpuSet.parse(packed["default"]),
         {(str(uid), str(name)): CpuSet.parse(cpus) for uid, name, cpus, _ in packed["entries"]},
         {uid: CpuSet.parse(cpus) for uid, cpus in packed["pods"].items()},
-        {container: CpuSet.parse(cpus) for container, cpus in packed["by_id"].items()},
         checked_whole(packed["version"], MAX_INT64),
         since={(str(uid), str(name)): min(_time(since), boottime.now()) for uid, name, _, since in packed["entries"]},
         written=_time(packed["written"]))

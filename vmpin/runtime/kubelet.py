@@ -1,8 +1,8 @@
 """Parses the checkpoint of the kubelet's CPU manager (`cpu_manager_state`): the exclusive CPUs of containers, and the
 shared pool.
 
-Supports all versions of the format (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod
-level resources, V2 since 1.17, and V1 before it, with containers by id. Pure.
+Supports the versions of the format (pkg/kubelet/cm/cpumanager/state/checkpoint.go) that kubelets since 1.18 write: V4
+of 1.37, V3 of 1.36 with pod level resources, and V2. Pure.
 """
 
 from __future__ import annotations
@@ -56,24 +56,19 @@ def _contents(document: dict[str, object], where: str) -> CpuManagerState:
     default = _cpus(lists, document.get("defaultcpuset", ""), f"{where}: defaultCpuSet")
     entries: dict[tuple[str, str], CpuSet] = {}
     pods: dict[str, CpuSet] = {}
-    by_id: dict[str, CpuSet] = {}
     listed, by_pod = _mapping(document, "entries", where), _mapping(document, "podentries", where)
     if len(by_pod) + sum(len(value) if isinstance(value, dict) else 1 for value in listed.values()) > MAX_ENTRIES:
         raise SourceError(where, f"names more than {MAX_ENTRIES} containers and pods")
     for key, value in listed.items():
-        if isinstance(value, dict):
-            for name, cpus in value.items():
-                entries[_id(key, where), _id(name, where)] = _cpus(lists, cpus, f"{where}: entry {key}/{name}")
-        else:
-            by_id[_id(key, where)] = _cpus(lists, value, f"{where}: entry {key}")
+        if not isinstance(value, dict):
+            raise SourceError(where, f"entry {_short(key)} is no object")
+        for name, cpus in value.items():
+            entries[_id(key, where), _id(name, where)] = _cpus(lists, cpus, f"{where}: entry {key}/{name}")
     for key, value in by_pod.items():
         folded = {name.lower(): cpus for name, cpus in value.items()} if isinstance(value, dict) else {}
         pods[_id(key, where)] = _cpus(lists, folded.get("cpuset"), f"{where}: pod entry {key}")
-    if by_id and (entries or pods):
-        raise SourceError(where, "names some containers by their ids and some by their pods")
     return CpuManagerState(policy, default, {key: cpus for key, cpus in entries.items() if cpus},
-                           {uid: cpus for uid, cpus in pods.items() if cpus},
-                           {cid: cpus for cid, cpus in by_id.items() if cpus}, 1 if by_id else 3 if pods else 2)
+                           {uid: cpus for uid, cpus in pods.items() if cpus}, 3 if pods else 2)
 
 
 def _with_trouble(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState:
@@ -114,11 +109,8 @@ def _short(value: object) -> str:
 def _overlaps(state: CpuManagerState) -> Iterator[str]:
     """Describe overlaps: CPUs of two pods, and those with which a kubelet refuses to start (policy_static.go:
     validateState)."""
-    owned: dict[str, CpuSet] = {f"container {key}": cpus for key, cpus in state.by_id.items()}
-    for key, cpus in (*state.pods.items(), *((uid, cpus) for (uid, _), cpus in state.entries.items())):
-        owned[f"pod {key}"] = owned.get(f"pod {key}", EMPTY) | cpus
     seen = twice = EMPTY
-    for cpus in owned.values():
+    for cpus in state.by_pod.values():
         twice |= seen & cpus
         seen |= cpus
     if twice:
@@ -151,11 +143,8 @@ def fnv32a(raw: bytes) -> int:
 def _dumps(document: dict[str, object], state: CpuManagerState) -> Iterator[str]:
     """Yield the texts from which kubelets compute the checksum: go-spew's `%#v` of their struct, under each name that
     the struct has had. It prints the types of a struct's fields, but not those of a map's keys and values."""
-    head = f"PolicyName:(string){state.policy} DefaultCPUSet:(string){document.get('defaultcpuset', '')} Entries:"
-    entries = document.get("entries") or {}
-    if state.version == 1 or not entries:
-        yield _struct("", f"{head}(map[string]string){_map(entries)}")
-    head += f"(map[string]map[string]string){_map(entries)}"
+    head = (f"PolicyName:(string){state.policy} DefaultCPUSet:(string){document.get('defaultcpuset', '')} "
+            f"Entries:(map[string]map[string]string){_map(document.get('entries') or {})}")
     if not state.pods:
         yield from (_struct(name, head) for name in ("", "V2"))
     if sum(map(len, state.pods.values())) * 8 <= MAX_CHECKED:  # `0-8191` is short, its dump is not

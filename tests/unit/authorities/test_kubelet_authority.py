@@ -34,18 +34,13 @@ def test_without_the_static_policy_it_does_not_rule(state: CpuManagerState | Non
     assert assignments_of(state) is None
 
 
-def test_a_container_is_found_by_pod_and_name_or_by_id() -> None:
+def test_a_container_is_found_by_pod_and_name() -> None:
     by_name = assignments_of(CpuManagerState("static", cpus("0-1"), {(UID, "app"): cpus("2-3")}, {UID: cpus("2-4")}))
-    by_id = assignments_of(CpuManagerState("static", cpus("0-1"), by_id={"c1": cpus("2-3")}))
     assert by_name is not None
-    assert by_id is not None
     app, side, nameless = (Container(ContainerId("c1"), name) for name in ("app", "side", ""))
     assert by_name.cpus_of(UID, app) == cpus("2-3")
     assert [by_name.cpus_of(UID, side), by_name.cpus_of("", app), by_name.cpus_of(UID, nameless)] == [None] * 3
-    assert by_id.cpus_of(UID, app) == by_id.cpus_of("", nameless) == cpus("2-3")
-    assert by_id.cpus_of(UID, Container(ContainerId("c2"), "c1")) is None
     assert (by_name.owned, dict(by_name.by_pod), by_name.complete) == (cpus("2-4"), {UID: cpus("2-4")}, True)
-    assert (by_id.owned, dict(by_id.by_pod)) == (cpus("2-3"), {})
 
 
 def test_the_assignments_follow_the_contents_of_the_file(tmp_path: Path) -> None:

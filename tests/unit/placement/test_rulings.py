@@ -26,9 +26,6 @@ from vmpin.placement.rulings import effective_containers, unreported_assignments
     (kubelet({("other", "app"): "3-5"}), False, "", "2"),
     (kubelet({("other", "app"): "4-5"}), False, "", "2-3"),  # no pod's: reserved CPUs, given by CRI-O or a plugin
     (kubelet({(UID, "other"): "2-3"}), False, "", "2-3"),    # its own pod's
-    (kubelet(by_id={APP: "2-3"}), True, "2-3", ""),
-    (kubelet(by_id={APP: "2", "foreign": "3"}), True, "2", ""),
-    (kubelet(by_id={APP: "2"}), True, "2", "3"),
     (kubelet({(UID, "app"): "2-3"}, policy="none"), None, "2-3", ""),
     (None, None, "2-3", ""),
 ])
@@ -83,15 +80,6 @@ def test_cpus_that_no_running_container_has_are_owned_all_the_same(
         key: CpuSet.parse(cpus) for key, cpus in found.items()}
     assert unreported_assignments(state, ruled(kubelet(entries, policy="none"))) == {}
     assert unreported_assignments(state, ruled(None)) == {}
-
-
-def test_cpus_of_a_v1_checkpoint_are_owned_before_the_container_is_known() -> None:
-    state = kubelet(by_id={APP: "2-3", "unknown": "4-5"})
-    unreported = unreported_assignments(state_of(pod(container(nri="2-3"))), ruled(state))
-    assert unreported == {("unknown", ""): CpuSet.parse("4-5")}
-    stopped = container(state=ContainerState.STOPPED, nri="2-3")
-    assert unreported_assignments(state_of(pod(stopped)), ruled(state)) == {(APP, ""): CpuSet.parse("2-3"),
-                                                     ("unknown", ""): CpuSet.parse("4-5")}
 
 
 def test_a_container_that_only_the_kubelet_reports_has_its_cpus() -> None:

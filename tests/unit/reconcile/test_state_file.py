@@ -73,7 +73,7 @@ vcpus = st.builds(VcpuThreads, threads, st.dictionaries(threads, st.integers(0, 
 def checkpoints(draw: st.DrawFn) -> CpuManagerState:
     entries = draw(st.dictionaries(st.tuples(ids, ids), cpus, max_size=3))
     return CpuManagerState("static", draw(cpus), entries, draw(st.dictionaries(ids, cpus, max_size=2)),
-                           draw(st.dictionaries(ids, cpus, max_size=2)), draw(st.integers(1, 4)),
+                           draw(st.integers(2, 4)),
                            since={key: draw(st.integers(0, 10**9)) for key in entries}, written=draw(numbers))
 
 

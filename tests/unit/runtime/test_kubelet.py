@@ -26,15 +26,13 @@ UID = "235148fe-393f-47a8-a17d-bd55bc1a836b"
 NONE = {"policyName": "none", "defaultCpuSet": "", "checksum": 1353318690}
 V2 = {"policyName": "static", "defaultCpuSet": "0,2-12,14-23", "entries": {UID: {"cgroup1-0": "1,13"}},
       "checksum": 1552716370}
-V1 = {"policyName": "static", "defaultCPUSet": "7-9", "entries": {"containerID1": "4-6", "containerID2": "1-3"},
-      "checksum": 2026311253}
 V3 = {"policyName": "static", "defaultCPUSet": "1-2", "entries": {"pod1": {"container1": "5-6", "container2": "3-4"}},
       "podEntries": {"pod2": {"cpuSet": "7-9"}}, "checksum": 766259872}
 V4 = {"policyName": "other", "defaultCPUSet": "1-9", "checksum": 1234, "dataChecksum": 1032795074,
       "data": '{"policyName":"static","defaultCPUSet":"1-3","entries":{"pod":{"container1":"4-6","container2":"7-9"}},'
               '"podEntries":{"pod":{"cpuSet":"4-10"}},'
               '"baselines":{"pod":{"container1":{"baseline":"4-5"},"container2":{"baseline":"7-8"}}}}'}
-SHAPES: tuple[dict[str, Any], ...] = (NONE, V2, V1, V3, V4)
+SHAPES: tuple[dict[str, Any], ...] = (NONE, V2, V3, V4)
 
 
 def cpus(text: str) -> CpuSet:
@@ -83,11 +81,6 @@ def test_what_is_no_data_is_an_older_kubelets_file(data: object) -> None:
     assert parsed({**V2, "data": data, "dataChecksum": 0}) == parsed(V2)
 
 
-def test_the_oldest_kubelet_names_containers_by_their_ids() -> None:
-    assert parsed(V1) == CpuManagerState("static", cpus("7-9"), by_id={
-        "containerID1": cpus("4-6"), "containerID2": cpus("1-3")}, version=1, checksum_ok=True)
-
-
 @pytest.mark.parametrize("fold", [str.lower, str.upper, str.swapcase])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_case_of_keys_does_not_matter_and_unknown_ones_are_ignored(shape: dict[str, Any], fold: Any) -> None:
@@ -113,9 +106,6 @@ def test_fnv_is_fnv() -> None:
 
 @pytest.mark.parametrize(("content", "checksum"), [
     ({"policyName": "none", "defaultCPUSet": "4-6"}, 354655845),
-    # the same as the oldest kubelets wrote it, which nothing else distinguishes from the others
-    ({"policyName": "none", "defaultCPUSet": "1-3"}, 1694838852),
-    ({"policyName": "none", "defaultCPUSet": ""}, 3242152201),
     # without pod entries, but by a kubelet that has them
     ({"policyName": "static", "defaultCPUSet": "7-9", "entries": {"pod": {"container1": "4-6", "container2": "1-3"}}},
      1942532442),
@@ -178,7 +168,6 @@ def test_containers_of_one_pod_may_share_cpus_as_an_init_containers_are_handed_o
     ({"entries": {"a": {"app": "2-4"}, "b": {"app": "4-5"}}}, "CPUs 4 are exclusive to more than one pod"),
     ({"entries": {"a": {"app": "2-4"}}, "podEntries": {"b": {"cpuSet": "2,3,9"}}},
      "CPUs 2-3 are exclusive to more than one pod"),
-    ({"entries": {"id1": "2-3", "id2": "3"}}, "CPUs 3 are exclusive to more than one pod"),
     ({"entries": {"a": {"app": "1-2"}}}, "CPUs 1 are both exclusive and shared"),
 ])
 def test_what_cannot_be_true_at_once_is_reported(content: dict[str, Any], trouble: str) -> None:
@@ -207,13 +196,13 @@ def test_what_cannot_be_true_at_once_is_reported(content: dict[str, Any], troubl
     (b'{"policyName":"static","defaultCpuSet":"0-x"}', "invalid CPU list '0-x': '0-x' is no CPU, range or stride"),
     (b'{"policyName":"static","defaultCpuSet":[0]}', "[0] is no CPU list"),
     (b'{"policyName":"static","entries":[]}', "entries are no object"),
-    (b'{"policyName":"static","entries":{"p":3}}', "3 is no CPU list"),
+    (b'{"policyName":"static","entries":{"p":3}}', "entry 'p' is no object"),
     (b'{"policyName":"static","entries":{"p":{"c":"3-1"}}}', "runs backwards"),
     (b'{"policyName":"static","entries":{"p":{"c":"9999"}}}', "CPU 9999 is beyond"),
     (b'{"policyName":"static","entries":{"p":{"c":null}}}', "None is no CPU list"),
     (b'{"policyName":"static","entries":{"../p":{"c":"1"}}}', "'../p' is no id or name"),
     (b'{"policyName":"static","entries":{"p":{"c\\n":"1"}}}', "'c\\n' is no id or name"),
-    (b'{"policyName":"static","entries":{"p":{"c":"1"},"id":"2"}}', "some containers by their ids"),
+    (b'{"policyName":"static","entries":{"p":{"c":"1"},"id":"2"}}', "entry 'id' is no object"),
     (b'{"policyName":"static","podEntries":{"p":"1"}}', "None is no CPU list"),
     (b'{"policyName":"static","podEntries":7}', "podentries are no object"),
     (b'{"policyName":"none","data":"{"}', "is not JSON"),
@@ -293,7 +282,7 @@ def test_40000_distorted_checkpoints_are_read_or_refused() -> None:
             longest = max(longest, len(str(err)))
         else:
             understood += 1
-            assert all(cpus for cpus in (*state.entries.values(), *state.pods.values(), *state.by_id.values()))
+            assert all(cpus for cpus in (*state.entries.values(), *state.pods.values()))
         worst = max(worst, time.thread_time() - begin)
     assert 1000 < understood < 39_000
     assert worst < 100 * unit()
@@ -315,7 +304,6 @@ def test_distorted_checkpoints_take_no_memory_to_speak_of() -> None:
 @pytest.mark.parametrize(("shape", "fits", "beyond"), [
     (lambda many: {"entries": {f"uid{at // 8}": {f"c{each}": "" for each in range(at, min(at + 8, many))}
                                for at in range(0, many, 8)}}, MAX_ENTRIES, MAX_ENTRIES + 1),
-    (lambda many: {"entries": {f"id{at}": "" for at in range(many)}}, MAX_ENTRIES, MAX_ENTRIES + 1),
     (lambda many: {"podEntries": {f"uid{at}": {"cpuSet": ""} for at in range(many)}}, MAX_ENTRIES, MAX_ENTRIES + 1)])
 def test_a_checkpoint_with_more_entries_than_cpus_is_refused(shape: Any, fits: int, beyond: int) -> None:
     """Each pass looks at every entry: what fits into a file could cost it seconds."""

@@ -290,7 +290,7 @@ def _checkpoint(directory: Path) -> Checkpoint | None:
         state = parse_checkpoint(raw, path)
     except SourceError as err:
         return Checkpoint(path, trouble=err.why)
-    sizes = [len(cpus) for cpus in (*state.entries.values(), *state.pods.values(), *state.by_id.values())]
+    sizes = [len(cpus) for cpus in (*state.entries.values(), *state.pods.values())]
     return Checkpoint(path, state.policy, state.default, state.exclusive, max(sizes, default=0), state.version,
                       state.checksum_ok, state.trouble)
 
