@@ -175,7 +175,7 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
 
 
 def load_kept(path: Path, boot_id: str, set_aside: bool) -> tuple[SavedState | None, str]:
-    """`load`, but with None for a file that is missing, damaged or unreadable, so that `StateFile` reads its second
+    """`load`, but with None for a file that is missing, damaged or unreadable, so that `StateStore` reads its second
     file; one of another boot is empty."""
     raw, trouble = read_kept(path, MAX_BYTES)
     if raw is None:
