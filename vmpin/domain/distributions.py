@@ -12,6 +12,8 @@ default of containerd (internal/nri) and CRI-O."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vmpin.named_tuple import NamedTuple
 
 _KUBELET = "/var/lib/kubelet"
@@ -64,6 +66,18 @@ DISTRIBUTIONS = (
 
 #: The programs that are a kubelet, or have one in them.
 KUBELETS = ("kubelet", *(distribution.program for distribution in DISTRIBUTIONS if distribution.program))
+
+
+#: Programs that are a kubelet with these commands alone; `k3s etcd-snapshot` is none.
+RANCHER, ACTIONS = ("k3s", "rke2"), frozenset(("server", "agent"))
+_PRINTS = (["--version"], ["--help"], ["-h"], ["version"])
+
+
+def is_kubelet(program: str, argv: Sequence[str]) -> bool:
+    """Whether a process is a kubelet, or has one in it. One that prints its version, for a script, is none.
+    :param program: the name of its program. :param argv: its command line, which k3s writes as one argument."""
+    return (program in KUBELETS and list(argv[1:2]) not in _PRINTS
+            and (program not in RANCHER or not ACTIONS.isdisjoint(" ".join(argv).split())))
 
 
 def with_program(program: str) -> Distribution | None:

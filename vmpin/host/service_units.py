@@ -1,5 +1,5 @@
-"""The command lines of services in their systemd units: for programs that do not run, and for those that replace
-theirs by a title."""
+"""The command lines of services in their systemd units or OpenRC scripts: for programs that do not run, and for those
+that replace theirs by a title."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ _SETTING = re.compile(r"^[ \t]*(ExecStart|Environment|EnvironmentFile)[ \t]*=[ \
 _SPECIFIER = re.compile("%[nNp%]")
 #: OpenRC's scripts, in which k3s' own installer writes its arguments as one word.
 _OPENRC = re.compile(r'^command_args="((?:[^"\\]|\\.)*)"', re.MULTILINE | re.DOTALL)
+#: A variable that a shell's file sets; a value in quotes may have several lines.
+_ASSIGNMENT = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)=("(?:[^"\\]|\\.)*"|'[^']*'|[^\s#;"']*)""",
+                         re.MULTILINE | re.DOTALL)
 #: Between double quotes: a character that a backslash escapes, or a variable, which may have a default.
 _QUOTED = re.compile(r'\\(["\\$`])|\$(?:(\w+)|\{(\w+)(?::?-([^}\n]*))?\})')
 #: Characters before the program's path that change how it is run (systemd.service(5)).
@@ -47,12 +50,21 @@ def openrc_arguments(files: Files, pattern: str) -> Iterator[tuple[str, list[str
     for path in files.glob(f"/etc/init.d/{pattern}"):
         try:
             match = _OPENRC.search(files.text(path) or "")
-            variables = _variables(_joined(files.text(f"/etc/conf.d/{path.rpartition('/')[2]}") or ""))
-            words = [] if match is None else shlex.split(_unquoted(_joined(match[1]), variables))
+            text = "" if match is None else _joined(match[1])
+            words = shlex.split(_unquoted(text, _conf_d(files, path.rpartition("/")[2])))
         except (SourceError, ValueError):
             continue
         if words := [word for word in words if not re.match(r"[0-9]?>", word)]:
             yield path, words
+
+
+def _conf_d(files: Files, script: str) -> dict[str, str]:
+    """The variables that a script's file of /etc/conf.d sets, as a shell reads it; {} if it cannot be read."""
+    try:
+        text = _joined(files.text(f"/etc/conf.d/{script}") or "")
+        return {name: "".join(shlex.split(value)) for name, value in _ASSIGNMENT.findall(text)}
+    except (SourceError, ValueError):
+        return {}
 
 
 def _unquoted(text: str, variables: Mapping[str, str]) -> str:
@@ -105,7 +117,7 @@ def _variables(text: str) -> dict[str, str]:
     for line in text.split("\n"):
         name, equals, value = line.strip().partition("=")
         if equals and name[:1] not in ("#", ";"):
-            name, value = name.strip().removeprefix("export "), value.strip()
+            name, value = name.strip(), value.strip()
             variables[name] = "".join(shlex.split(value)) if value[:1] in ("'", '"') else value
     return variables
 

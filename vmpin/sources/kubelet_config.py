@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vmpin.config import yaml_file
-from vmpin.domain.distributions import DISTRIBUTIONS, KUBELETS, with_program
+from vmpin.domain.distributions import ACTIONS, DISTRIBUTIONS, KUBELETS, RANCHER, is_kubelet, with_program
 from vmpin.domain.facts import FoundSetting, KubeletConfig
 from vmpin.errors import ConfigError, SourceError
 from vmpin.host.daemons import Program, flag, programs
@@ -40,13 +40,10 @@ _KIND = "KubeletConfiguration"
 _EDGE_KIND = "EdgeCore"
 ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
 COMMAND_LINE = "the command line"
-_RANCHER = ("k3s", "rke2")
-_ACTIONS = {"server", "agent"}
 #: Older versions of k3s set it themselves, to the directory of their programs (cmd/k3s/main.go, stageAndRun).
 _ASSETS = re.compile(r"/data/[0-9a-f]{64}/?$")
 _KUBELET_ARG = "kubelet-arg"
 _ARGS_FILE = "kubelet-args-file"
-_PRINTS = (["--version"], ["--help"], ["-h"], ["version"])
 _MICROK8S = "/var/snap/microk8s"
 _VARIABLE = re.compile(r"\$\{?(SNAP_DATA|SNAP_COMMON)\}?")
 
@@ -74,11 +71,9 @@ def nodes_kubelet(proc: Procfs, files: Files, programs: Sequence[Program]) -> Ku
 
 
 def _kubelet(programs: Sequence[Program]) -> Program | None:
-    """The kubelet, or the program that contains it: RKE2 starts a kubelet by itself. One that prints its version, for
-    a script, is none, nor is k3s with another command (`k3s etcd-snapshot`)."""
+    """The kubelet, or the program that contains it: RKE2 starts a kubelet by itself."""
     return next((program for program in sorted(programs, key=lambda program: program.name != "kubelet")
-                 if program.name in KUBELETS and program.argv[1:2] not in _PRINTS
-                 and (program.name not in _RANCHER or _ACTIONS & {*" ".join(program.argv).split()})), None)
+                 if is_kubelet(program.name, program.argv)), None)
 
 
 def kubelet_config(files: Files, programs: Sequence[Program], base: str = "") -> KubeletConfig:
@@ -86,7 +81,7 @@ def kubelet_config(files: Files, programs: Sequence[Program], base: str = "") ->
     :param base: its working directory, of which a kubelet by itself names files."""
     program = _kubelet(programs)
     trouble: list[str] = []
-    service = None if program is None or program.name not in _RANCHER else _service(files, program, trouble)
+    service = None if program is None or program.name not in RANCHER else _service(files, program, trouble)
     flags = kubelet_flags(files, program, trouble) if service is None else service.flags()
     directory, settings = last_value(flags, "root-dir"), dict[str, FoundSetting]()
     read: list[str] = []
@@ -95,11 +90,14 @@ def kubelet_config(files: Files, programs: Sequence[Program], base: str = "") ->
         if document is not None and document.get("kind") in (_KIND, _EDGE_KIND):
             read.append(path)
             own, named = (document, "") if document["kind"] == _KIND else _of_edgecore(document)
-            settings, directory = _patched(settings, own, path), directory or named
+            settings = _patched(settings, own, path)
+            directory = directory or (named if program is not None else "")  # the file may have been left behind
     for name, key in KEYS.items():
         if same_name := [flag for flag in flags if flag.name == name]:
             settings[key] = _from_flags(same_name)
-    if program is not None and program.name == "kubelet" and read and not trouble:
+    named = last_value(flags, "config")
+    if (program is not None and program.name == "kubelet" and read and not trouble
+            and (not named or os.path.join(base, named) in read)):
         settings.setdefault("cpuManagerPolicy", FoundSetting("none", "the default"))
     return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble),
                          directory)
@@ -197,9 +195,9 @@ def kubelet_flags(files: Files, program: Program | None, trouble: list[str]) -> 
     configuration of k3s and RKE2. Appends files that cannot be read to `trouble`."""
     if program is None:
         path, words = next(exec_start(files, "kubelet.service"), ("", []))
-        return [*_split(words[1:], path), *(flag for name in _RANCHER
+        return [*_split(words[1:], path), *(flag for name in RANCHER
                                             for flag in _service(files, Program(0, name, []), trouble).flags())]
-    if program.name in _RANCHER:
+    if program.name in RANCHER:
         return _service(files, program, trouble).flags()
     if program.name == "kubelite":
         return _kubelite(files, program.argv, trouble)
@@ -236,7 +234,7 @@ class _Service(NamedTuple):
 
 def _service(files: Files, program: Program, trouble: list[str]) -> _Service:
     """The service, with its arguments from its unit where it shows no flags itself, or does not run."""
-    actions = " ".join(program.argv).split()[1:2] or _ACTIONS
+    actions = " ".join(program.argv).split()[1:2] or ACTIONS
     argv, where = program.argv[1:], COMMAND_LINE
     if not any(arg.startswith("-") for arg in program.argv):
         units = exec_start(files, f"{program.name}*.service")

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 
-from vmpin.domain.distributions import KUBELETS
+from vmpin.domain.distributions import is_kubelet
 from vmpin.host.procfs import Procfs
 
-_NAMES = frozenset(name.encode() for name in KUBELETS)
 #: For so long (s) the processes are not read again if none was a kubelet.
 PAUSE = 10.0
 
@@ -49,8 +48,8 @@ class KubeletProcess:
             return None
         contained = False
         for pid in self._proc.pids():
-            first = self._proc.beginning(pid).partition(b"\0")[0]
-            if first.partition(b" ")[0].rpartition(b"/")[2] not in _NAMES:
+            argv = self._proc.beginning(pid).rstrip(b"\0").decode("utf-8", "replace").split("\0")
+            if not is_kubelet(argv[0].partition(" ")[0].rpartition("/")[2], argv):
                 continue
             starttime = self._starttime(pid)
             if starttime is None:

@@ -352,16 +352,37 @@ def test_without_systemd_k3s_has_its_arguments_in_openrcs_script(
     assert flags(tmp_path, "etc/\n", Program(5, "k3s", ["k3s server"])) == expected
 
 
-@pytest.mark.parametrize("options", ['"--kubelet-arg=a=1"', "--kubelet-arg=a=1"])
+@pytest.mark.parametrize("options", [
+    '"--kubelet-arg=a=1"', "--kubelet-arg=a=1", '"--kubelet-arg=a=1"  # none', '"--kubelet-arg=a=1\n"\nX="'])
 @pytest.mark.parametrize("action", ["server", "agent"])
 def test_a_package_or_an_agent_has_its_arguments_beside_openrcs_scripts(
         tmp_path: Path, action: str, options: str) -> None:
     """Alpine's package, with variables in conf.d; and an agent's script, which has a name of its own."""
     unit(tmp_path, "etc/init.d/k3s", 'command_args="${K3S_EXEC:-server} $K3S_OPTS >>${K3S_LOGFILE} 2>&1"\n')
-    unit(tmp_path, "etc/conf.d/k3s", f"# k3s options\nexport K3S_OPTS={options}\n")
+    unit(tmp_path, "etc/conf.d/k3s", f"# k3s options\nexport  K3S_OPTS={options}\n")
     unit(tmp_path, "etc/init.d/k3s-agent", 'command_args="agent --kubelet-arg=a=1 >>/var/log/k3s-agent.log 2>&1"\n')
     where = "/etc/init.d/k3s" if action == "server" else "/etc/init.d/k3s-agent"
     assert flags(tmp_path, "etc/\n", Program(5, "k3s", [f"k3s {action}"])) == [("a", "1", where)]
+
+
+def test_a_file_of_conf_d_that_ends_within_quotes_hides_no_script(tmp_path: Path) -> None:
+    unit(tmp_path, "etc/init.d/k3s", 'command_args="server --kubelet-arg=a=1"\n')
+    unit(tmp_path, "etc/conf.d/k3s", 'K3S_OPTS="--kubelet-arg=b=1\n')
+    assert flags(tmp_path, "etc/\n", Program(5, "k3s", ["k3s server"])) == [("a", "1", "/etc/init.d/k3s")]
+
+
+def test_the_default_policy_is_none_only_where_the_named_file_was_read(tmp_path: Path) -> None:
+    kubelet = Program(5, "kubelet", ["kubelet", "--config=/k/config.yaml", "--config-dir=/k/d"])
+    dropin = "k/d/1.conf = {kind: KubeletConfiguration, reservedSystemCPUs: 0-1}\n"
+    assert found(tmp_path / "a", dropin, kubelet).text("cpuManagerPolicy") == ""
+    whole = dropin + "k/config.yaml = {kind: KubeletConfiguration}\n"
+    assert found(tmp_path / "b", whole, kubelet).text("cpuManagerPolicy") == "none"
+
+
+def test_edgecores_file_names_no_directory_of_a_kubelet_that_does_not_run(tmp_path: Path) -> None:
+    made = found(tmp_path, "etc/kubeedge/config/edgecore.yaml = {kind: EdgeCore, modules: {edged: {rootDirectory: "
+                 "/var/lib/edged}}}\n")
+    assert made.directory == ""
 
 
 @pytest.mark.parametrize("place", ["etc/kubeedge/config/edgecore.yaml", "own.yaml"])

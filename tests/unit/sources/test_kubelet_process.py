@@ -15,6 +15,8 @@ from vmpin.sources.kubelet_process import PAUSE, KubeletProcess
 @pytest.mark.parametrize(("command", "runs"), [
     ("/usr/bin/kubelet|--config=/var/lib/kubelet/config.yaml", True), ("kubelet", True),
     ("/usr/local/bin/k3s server", True), ("/snap/microk8s/1/kubelite|--kubelet-args-file=x", True),
+    ("/usr/local/bin/k3s|etcd-snapshot|save", False), ("/usr/local/bin/k3s etcd-snapshot save", False),
+    ("/usr/bin/kubelet|--version", False),
     ("/usr/bin/microshift|run", True), ("/usr/bin/kubelet-proxy", False), ("sh|-c|kubelet", False)])
 def test_it_is_known_by_its_program_also_where_it_is_a_part_of_one(tmp_path: Path, command: str, runs: bool) -> None:
     process(tmp_path, 20, command)
