@@ -28,8 +28,10 @@ from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.reconcile.state_format import VERSION, SavedState, Written, dumps, text_of, unpack
 
 MAX_BYTES = 64 << 20
-#: The mode of a state file that may lack original masks, because a later one could not be written.
+#: The mode of a file that may lack original masks, because a later one could not be written.
 _BEHIND = 0o400
+#: What a file of another boot has.
+_OTHER_BOOT = SavedState()
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -52,13 +54,16 @@ class StateStore:
 
     def load(self, set_aside: bool) -> SavedState:
         """The state as saved last, with the notes since. :param set_aside: whether to rename a damaged file."""
+        behind = _is_behind(self._state) or _is_behind(self._originals)  # before a damaged one is set aside
         kept, trouble = load_kept(self._state, self._boot_id, set_aside)
         troubles = [trouble]
-        if kept is None:
-            kept, trouble = load_kept(self._originals, self._boot_id, set_aside)
+        self.lost = behind and kept is not _OTHER_BOOT
+        if kept is None or self.lost:
+            copy, trouble = load_kept(self._originals, self._boot_id, set_aside)
             troubles.append(trouble)
-            self.lost = kept is None
-        self.lost = self.lost or _is_behind(self._state)
+            self.lost = self.lost or copy is None
+            if copy is not None:  # it is written first
+                kept = (kept or SavedState())._replace(originals=copy.originals)
         for trouble in filter(None, troubles):
             logger.warning("%s", trouble)
         self.damage = "; ".join(filter(None, troubles))
@@ -82,10 +87,12 @@ class StateStore:
         return True
 
     def _mark_behind(self) -> None:
-        """Mark the state file, by its mode, which takes no space, as one that may lack original masks; the next save
-        replaces it."""
-        with suppress(OSError):
-            os.chmod(self._state, _BEHIND)
+        """Mark both files, by their modes, which takes no space, as ones that may lack original masks; the next save
+        replaces them."""
+        self._copied = None
+        for path in (self._state, self._originals):
+            with suppress(OSError):
+                os.chmod(path, _BEHIND)
 
     def _copy(self, originals: Mapping[SandboxId, OriginalMasks]) -> None:
         """Write the second file of the original masks, if they changed. :raises StateFileError:"""
@@ -183,7 +190,7 @@ def load_kept(path: Path, boot_id: str, set_aside: bool) -> tuple[SavedState | N
     try:
         body = unsealed(raw, VERSION)
         if body["boot_id"] != boot_id:
-            return SavedState(), ""
+            return _OTHER_BOOT, ""
         # A time in the future is replaced by now; otherwise no report would ever be later.
         now = boottime.now()
         return unpack(body, lambda kept: max(0, min(now, kept))), ""

@@ -19,7 +19,7 @@ from vmpin.host import boottime
 from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 
-VERSION = 1
+VERSION = 3
 
 
 class SavedState(NamedTuple):

@@ -53,5 +53,32 @@ def test_masks_that_could_not_be_recorded_are_unknown_to_the_next_watcher(machin
         assert masks == {first: [machine.both], second: [CpuSet()]}
         assert after.node_state.unknown_originals == 1
         after.node_state.save()
-        assert Reconciler(machine.node_state.config, used=lock.used).node_state.unknown_originals == 0
+        again = Reconciler(machine.node_state.config, used=lock.used)
+        again.resync(full=True)
+        assert again.node_state.unknown_originals == 1, "it is on record as unknown, and no later VM is"
+        assert {path.stat().st_mode & 0o777 for path in lock_file.parent.glob("*.json")} == {0o600}
     assert known.poll() is None
+
+
+def test_the_mark_outlives_a_damaged_state_file_and_one_that_was_never_written(machine: Machine) -> None:
+    config = machine.node_state.config
+    state, lock_file = config.paths.state_file, config.paths.lock_file
+    first = SandboxId(sandbox("a"))
+    vmm = machine.vmm("a")
+    with Lock(lock_file):
+        machine.reconciler.resync(full=True)
+        machine.node_state.save()
+        with full_disk():
+            machine.node_state.changed = True
+            machine.node_state.save()
+    machine.vmm("b")  # before the next watcher
+    lock_file.write_text("1\n")  # that of another process
+    for damage in (lambda: state.write_text("x"), lambda: state.unlink()):
+        damage()
+        config.paths.originals_file.chmod(0o400)
+        with Lock(lock_file) as lock:
+            after = Reconciler(config, used=lock.used)
+            assert after.node_state.originals[first] == machine.node_state.originals[first]
+            after.resync(full=True)
+            assert after.node_state.unknown_originals == 1
+    assert vmm.poll() is None

@@ -71,7 +71,7 @@ def sealed(body: object) -> bytes:
 
 
 def entry(**state: object) -> dict[str, object]:
-    return {"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"state": state}}}
+    return {"version": 3, "boot_id": BOOT, "sandboxes": {"pod": {"state": state}}}
 
 
 @pytest.mark.parametrize(("raw", "why"), [
@@ -85,12 +85,12 @@ def entry(**state: object) -> dict[str, object]:
     (sealed({"version": 2, "boot_id": BOOT, "sandboxes": {}}), "version 2 is unknown"),
     (sealed({"boot_id": BOOT}), "'version'"),
     (sealed([1]), "list indices"),
-    (sealed({"version": 1, "boot_id": BOOT}), "'sandboxes'"),
-    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": []}), "'items'"),
+    (sealed({"version": 3, "boot_id": BOOT}), "'sandboxes'"),
+    (sealed({"version": 3, "boot_id": BOOT, "sandboxes": []}), "'items'"),
     (sealed(entry()), "'containers'"),
-    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"mask": "9-1", "vcpus": [], "pairs": []}}}),
+    (sealed({"version": 3, "boot_id": BOOT, "sandboxes": {"pod": {"mask": "9-1", "vcpus": [], "pairs": []}}}),
      "'9-1'"),
-    (sealed({"version": 1, "boot_id": BOOT, "sandboxes": {"pod": {"originals": [[1, 2]]}}}), "not enough values"),
+    (sealed({"version": 3, "boot_id": BOOT, "sandboxes": {"pod": {"originals": [[1, 2]]}}}), "not enough values"),
 ])
 def test_what_was_not_written_by_this_version_is_set_aside(tmp_path: Path, raw: bytes, why: str) -> None:
     assert why in set_aside(tmp_path, raw)
