@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple
 else:
     _names = [f"field{position}" for position in range(64)]
-    #: A named tuple's descriptor of a field knows the field's position alone.
+    #: A named tuple's descriptor of a field has the field's position alone.
     _FIELDS = [*map(vars(namedtuple("_Fields", _names)).get, _names)]
     _new = tuple.__new__
 
@@ -64,6 +64,8 @@ else:
             if not bases:
                 return super().__new__(maker, name, bases, space)
             fields = tuple(space.get("__annotations__", ()))
+            if len(fields) > len(_FIELDS):
+                raise TypeError(f"{name} has {len(fields)} fields, more than {len(_FIELDS)}")
             space["_field_defaults"] = {field: space[field] for field in fields if field in space}
             space.update(zip(fields, _FIELDS))
             space.update({"__slots__": (), "_fields": fields, "__match_args__": fields})

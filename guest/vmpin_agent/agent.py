@@ -98,6 +98,7 @@ class Agent:
             self._checks_due = max(self._checks_due, 1)
         return applied
 
+
 def _gist(applied: messages.Applied) -> object:
     """The part of an outcome whose change is reported; the number of threads is not."""
     def gist(outcome: messages.ContainerOutcome) -> object:

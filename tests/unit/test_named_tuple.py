@@ -100,3 +100,9 @@ def test_every_class_is_ours_and_evaluates_no_annotation() -> None:
             imported = {f"{node.module}.{alias.name}" for node in ast.walk(ast.parse(text))
                         if isinstance(node, ast.ImportFrom) for alias in node.names}
             assert imported >= {"vmpin.named_tuple.NamedTuple", "__future__.annotations"}, path
+
+
+def test_more_fields_than_there_are_descriptors_are_refused() -> None:
+    with pytest.raises(TypeError, match="65 fields"):
+        type(NamedTuple)("Wide", (NamedTuple,), {  # type: ignore[misc]
+            "__annotations__": {f"at{number}": "int" for number in range(65)}})

@@ -191,8 +191,7 @@ def _print_drift(checked: Checked, titles: Mapping[str, str]) -> None:
 
 
 def _left_alone(sandbox: Document) -> bool:
-    """Whether a sandbox's threads are left alone because the operator wants that: unpinned, off by policy, or on
-    another machine."""
+    """Whether nothing is to be compared: a sandbox is unpinned, off by policy, or its VM is on another machine."""
     return sandbox["verdict"] == "off" and (bool(sandbox["threads"]) or REMOTE in sandbox["reasons"])
 
 

@@ -23,8 +23,8 @@ DAEMONS = {
     "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
     "nri-resource-policy-topology-aware": "topology-aware", "nri-resource-policy": "nri-policy",
     "koordlet": "koordinator", "crane-agent": "crane", "cri-resmgr": "cri-resmgr", "dracpu": "dra-driver-cpu",
-    "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler", "ctlplane": "ctlplane", "mixedcpu": "mixed-cpus",
-    "cmk.py": "cmk"}
+    "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler", "ctlplane": "ctlplane", "cmk.py": "cmk",
+    "mixedcpu": "mixed-cpus", "mixedcpus": "mixed-cpus"}
 #: Programs whose command-line flags name their configuration.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "edgecore", "podman")
 #: Variables that name a program's configuration (k3s: pkg/configfilearg, pkg/cli/cmds; cri-o: internal/criocli), or

@@ -147,10 +147,10 @@ class _Fields:
         self._cpu_lists: CpuLists = CpuLists() if outer is None else outer._cpu_lists
         self._id_lists: _IdLists = _IdLists() if outer is None else outer._id_lists
 
-    def number(self, name: str, most: int = MAX_NUMBER, required: bool = False) -> int:
-        value = whole(self.of.get(name, None if required else 0), most)
+    def number(self, name: str, required: bool = False) -> int:
+        value = whole(self.of.get(name, None if required else 0), MAX_NUMBER)
         if value is None:
-            raise self._wrong(name, f"a number from 0 to {most}")
+            raise self._wrong(name, f"a number from 0 to {MAX_NUMBER}")
         return value
 
     def text(self, name: str, limit: int) -> str:

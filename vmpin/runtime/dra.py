@@ -22,7 +22,7 @@ from vmpin.runtime.documents import dig, parse_object, strings
 KIND, SPEC_PREFIXES = "dra.k8s.io/cpu", ("dra.k8s.io-cpu", "dra.cpu.json")
 #: Below the kubelet's directory: its checkpoint, and the socket by which the driver is registered with it.
 CHECKPOINT, REGISTRATION = "dra_manager_state", "plugins_registry/dra.cpu-reg.sock"
-MAX_SPEC_BYTES = 64 << 10  #: One claim has 300 bytes.
+MAX_SPEC_BYTES = 1 << 20  #: One claim has 300 bytes, and v0.1.0 has thousands of them in one file.
 MAX_CHECKPOINT_BYTES = 4 << 20
 _VARIABLE = r"DRA_CPUSET_([A-Za-z0-9.-]{1,128})=([0-9,-]{1,65536})"
 

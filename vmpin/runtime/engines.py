@@ -34,8 +34,8 @@ _HOOKS = ("/usr/share/containers/oci/hooks.d",)
 
 def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
     """Return the container engines that run or have a configuration, without a containerd that has no CRI."""
-    found = (_containerd(files, path, program) for path, program in _containerds(files, programs))
-    running = [engine for engine in found if engine is not None]
+    configured = (_containerd(files, path, program) for path, program in _containerds(files, programs))
+    running = [engine for engine in configured if engine is not None]
     crio = next((program for program in programs if program.name == "crio"), None)
     if crio is not None or files.exists("/etc/crio"):
         running.append(_crio(files, crio))

@@ -36,9 +36,9 @@ _SHIM = r"containerd-shim-.*kata.*-v2"
 _SHIM_ACTIONS = frozenset(("start", "delete"))
 _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 #: Prefixes of all these names, for a quick check: most programs have none of them.
-_BEGINNINGS = (*BEGINNINGS, "virtiofsd", "nydusd", "ld-linux")
+_BEGINNINGS = (*BEGINNINGS, "virtiofsd", "nydusd", "ld-linux", "ld-musl")
 _SHIMS = "containerd-shim-"
-_LOADER = ("ld-linux-", "ld-linux.")
+_LOADER = ("ld-linux-", "ld-linux.", "ld-musl-")
 #: The loader's own options that take a value (ld.so(8)).
 _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
                              "--glibc-hwcaps-mask", "--inhibit-rpath"))

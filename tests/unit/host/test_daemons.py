@@ -220,7 +220,8 @@ def test_tuned_with_an_empty_file_for_its_profile_is_switched_off(tmp_path: Path
     ("/dracpu", "dra-driver-cpu"), ("/katalyst/bin/katalyst-agent", "katalyst"), ("/koordlet", "koordinator"),
     ("/opt/nri/plugins/10-dracpu", "dra-driver-cpu"), ("/bin/nri-resource-policy-template", "nri-policy"),
     ("/opt/nri/plugins/90-nri-resource-policy-balloons", "balloons"), ("/cpusetter", "cpu-pooler"),
-    ("/ctlplane", "ctlplane"), ("/bin/mixedcpu", "mixed-cpus"), ("/opt/nri/plugins/99-mixedcpu", "mixed-cpus"),
+    ("/ctlplane", "ctlplane"), ("/bin/mixedcpu", "mixed-cpus"), ("/bin/mixedcpus", "mixed-cpus"),
+    ("/opt/nri/plugins/99-mixedcpu", "mixed-cpus"),
     ("/usr/bin/python3|/cmk/cmk.py|isolate|--pool=infra|/cmk/cmk.py|--|reconcile", "cmk")])
 def test_programs_that_give_out_cpus_are_known_however_they_are_started(
         tmp_path: Path, argv0: str, kind: str) -> None:

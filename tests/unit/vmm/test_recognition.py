@@ -366,6 +366,7 @@ HELPERS = [
     ("/x/ld-linux-x86-64.so.2 --library-path /x/lib /x/virtiofsd --socket-path=/run/kata/a1/vfs.sock",
      ThreadRole.VIRTIOFSD, "a1"),
     ("/x/ld-linux-aarch64.so.1 /x/virtiofsd --socket-path=/srv/vfs.sock", ThreadRole.VIRTIOFSD, None),
+    ("/lib/ld-musl-x86_64.so.1 /x/virtiofsd --socket-path=/srv/vfs.sock", ThreadRole.VIRTIOFSD, None),
     ("/usr/bin/virtiofsd --socket-path=/run/kata/../vfs.sock", ThreadRole.VIRTIOFSD, None),
     (f"/usr/local/bin/containerd-shim-kata-v2 -namespace k8s.io -address /run/c.sock -id {SID}",
      ThreadRole.SHIM, SID),

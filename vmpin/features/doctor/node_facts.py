@@ -267,7 +267,7 @@ def _kubelet(proc: Procfs, files: Files, programs: Sequence[daemons.Program], co
     try:
         same = not kubelet.directory or os.path.samefile(place, configured)
     except OSError:
-        same = kubelet.directory == str(configured) and not place.exists()
+        same = kubelet.directory == str(configured) and not os.path.exists(place)
     return replace(kubelet, reached=same)
 
 

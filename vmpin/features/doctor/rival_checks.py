@@ -36,7 +36,7 @@ PINNERS = {
                    "none: vmpin follows them"),
     "ctlplane": ("Intel's CPU control plane writes containers' cpuset cgroups by its own allocator",
                  "none: vmpin follows them"),
-    "mixed-cpus": ("the NRI plugin mixedcpus adds CPUs that are shared to containers with exclusive ones",
+    "mixed-cpus": ("the NRI plugin mixedcpu adds CPUs that are shared to containers with exclusive ones",
                    "none: vmpin treats the added CPUs as shared"),
     "cmk": ("CMK starts containers' programs on CPUs of its pools, and sets their masks itself: no cpuset shows these",
             "name the CPUs outside its exclusive pools: node.shared_pool"),
