@@ -167,6 +167,35 @@ def test_a_lost_ledger_is_rebuilt_and_nothing_moves(data: st.DataObject, machine
         assert same == {key: cpusets[key] for key in same}
 
 
+@pytest.mark.parametrize("steps", [
+    ["create id1 5", "update id1 2", "create id5 3"],  # A found history: id1's annotation has the CPUs of both.
+    ["create id1 1", "create id2 1", "update id1 3"],
+    ["create id1 3", "create id2 3", "create id3 1", "update id1 1", "update id2 4"],
+])
+def test_a_lost_ledger_leaves_the_members_of_a_group_as_they_are(steps: list[str]) -> None:
+    """Also where the CPUs in their annotations are other members' by now."""
+    node = ModelNode(MODEL_MACHINES[0], AllocationOptions(AllocationMode.ON))
+    node.sandboxes[SandboxId("a0")] = False
+    node.create(RequestedContainer(ContainerId("shared"), SandboxId("a0"), "shared", "a", shares=2))
+    for step, name, cpus in (line.split() for line in steps):
+        container, size = ContainerId(name), int(cpus)
+        if step == "update":
+            node.update(container, size)
+        else:
+            assert not node.create(RequestedContainer(
+                container, SandboxId("a0"), name, "a", "a0", "uid", {}, {
+                    f"cpu-policy.vmpin.io/container.{name}": "group:a"}, 1024 * size, 100_000 * size, 100_000))
+    node.by_cri()
+    before, containers = node.ledger, dict(node.containers)
+    node.synchronize(lost=True)
+    node.check()
+    assert node.containers == containers
+    assert node.ledger.shared == before.shared
+    for key, grant in before.grants.items():
+        again = node.ledger.grants[key]
+        assert (again.group, again.left_alone, len(again.cpus)) == (grant.group, False, len(grant.cpus))
+
+
 @given(st.data(), st.sampled_from(MACHINES), option_sets())
 def test_creating_and_removing_leaves_everything_as_before(data: st.DataObject, machine: Topology,
                                                            chosen: AllocationOptions) -> None:

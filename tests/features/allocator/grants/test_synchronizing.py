@@ -191,6 +191,8 @@ def test_a_resize_that_was_missed_with_the_ledger_is_taken_in() -> None:
     answer = on_synchronize(MACHINE, listed(most, claim("three", 3, FORGED % "4-6", "4-6")), None, ON)
     assert answer.ledger.grants[most.id].cpus == cpus("2-3"), "it keeps what it runs on"
     assert [one.container for one in answer.ledger.refused] == ["more"]
+    only = claim("only", 2, '{"v":1,"policy":"group","since":0,"cpus":"3-6","wish":{"policy":"group:g"}}', "3-6")
+    assert on_synchronize(MACHINE, listed(only), None, ON).ledger.grants[only.id].cpus == cpus("4-5"), "a whole core"
     # Such a claim comes after those that agree with their requests.
     forged, honest = claim("a", 1, FORGED % "2-3", "2-3"), claim("b", 2, FORGED % "2-3", "2-3")
     assert on_synchronize(MACHINE, listed(forged, honest), None, ON).ledger.grants[honest.id].cpus == cpus("2-3")

@@ -34,6 +34,7 @@ from vmpin.features.allocator.grants.eligibility import (
     PolicyRuling,
     brings_cpus,
     configured_groups,
+    group_of,
     requested_amount,
     ruling,
 )
@@ -155,6 +156,7 @@ class _Claim(NamedTuple):
     annotated: AnnotatedGrant
     cpuset: CpuSet
     amount: CpuAmount  #: Its present request.
+    group: str  #: As `Grant.group`.
 
     @property
     def created(self) -> bool:
@@ -193,11 +195,14 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
         if annotated is None or container.cpuset is None or annotated.left_alone:
             others.append(container)
         else:
-            claims.append(_Claim(container, annotated, container.cpuset, requested_amount(container)))
+            group = group_of(annotated.wish._replace(policy=annotated.policy), container.namespace, options)
+            claims.append(_Claim(container, annotated, container.cpuset, requested_amount(container), group))
     # Certainly no container's own: a shared container runs on them.
     pooled = union(claim.cpuset for claim in claims if claim.annotated.policy not in OWN)
+    members = Counter([*(grant.group for grant in ledger.grants.values()), *(claim.group for claim in claims)])
     for claim in _by_precedence(claims):
-        grant = _grant_of(machine, ledger, claim, options, pooled)
+        alone = not claim.group or members[claim.group] == 1
+        grant = _grant_of(machine, ledger, claim, options, pooled, alone)
         if isinstance(grant, str):
             notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
                          f"{claim.cpuset}, which is not adopted: {grant}")
@@ -256,10 +261,10 @@ def _brings_cpus(machine: Topology, container: RequestedContainer, options: Allo
 
 
 def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,
-              pooled: CpuSet) -> Grant | str:
-    """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :returns: why it proves
-    none."""
-    container, annotated, cpuset, amount = claim
+              pooled: CpuSet, alone: bool) -> Grant | str:
+    """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :param alone: the cpuset has
+    no CPUs of other members of a group. :returns: why it proves none."""
+    container, annotated, cpuset, amount, _ = claim
     wish = AnnotatedWish(annotated.wish._replace(policy=annotated.policy), "vmpin")
     ruled = ruling(machine, wish, container.namespace, container.guaranteed, amount, options)
     if isinstance(ruled, Refusal):
@@ -273,13 +278,14 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
         return grant._replace(node=min(around) if around else numa_node(machine, ledger, grant, options))
     if not brings_cpus(grant.policy, grant.group, options):
         return grant
-    if claim.exact and claim.resized and amount.size:
+    if alone and claim.exact and claim.resized and amount.size:
         # As before the resize: its request is taken in as that of any known container (`_as_listed`).
         size = len(annotated.cpus)
         grant = grant._replace(amount=CpuAmount(1000 * size, 1000 * size, size))
     taken = union(other.held for other in ledger.grants.values())
     never = _never(machine, grant, options)
-    cpus = _own_part(grant, claim, taken | never, pooled)
+    mates = union(other.cpus for other in ledger.of_group(grant.group)) if grant.group else EMPTY
+    cpus = _own_part(grant, claim, taken | never, mates, pooled)
     why = _contradiction(machine, grant, cpus, taken, never)
     if why:
         return why
@@ -295,13 +301,15 @@ def _leaves_a_pool(machine: Topology, ledger: Ledger, grant: Grant, options: All
     return not grant.out_of_pool or bool(pool(whole, ledger.with_grants(grant), options))
 
 
-def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, pooled: CpuSet) -> CpuSet:
+def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, mates: CpuSet, pooled: CpuSet) -> CpuSet:
     """The container's own CPUs in its cpuset; a VM's has spare CPUs besides, and a group's those of other members.
     Those that no shared container is on come first; of these the annotation's, then those of no other grant.
-    :param taken: CPUs that cannot be its own."""
+    :param taken: CPUs that cannot be its own. :param mates: those of them that other members of its group have got
+    already. The annotation may name these, as resizes pass them on: which member has which of the group's CPUs does
+    not matter."""
     if not grant.vm and grant.policy is not CpuPolicy.GROUP:
         return claim.cpuset
-    named = claim.annotated.cpus & claim.cpuset
+    named = claim.annotated.cpus & claim.cpuset - mates
     order = [*named, *(claim.cpuset - named - taken - claim.annotated.spare), *(claim.cpuset - named - taken)]
     if grant.policy is not CpuPolicy.FIXED:  # those stay in the pool
         order.sort(key=pooled.__contains__)
