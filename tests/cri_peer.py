@@ -28,8 +28,8 @@ _LONG = 120.0
 
 
 class CriServer:
-    """On a socket. `updates` are the calls, as container and CPUs; `mute` keeps each without an answer. `pods` are
-    listed: whether each is ready."""
+    """On a socket. `updates` are the calls, as container and CPUs; `mute` keeps each without an answer until
+    `answer_all`. `pods` are listed: whether each is ready."""
 
     def __init__(self, path: Path, served: bool = True) -> None:
         """:param served: whether the server has CRI at all."""
@@ -39,7 +39,7 @@ class CriServer:
         self.failure: tuple[grpc.StatusCode, str] | None = None
         self.mute = False
         self.called = threading.Event()
-        self._ended = threading.Event()
+        self._answering = threading.Event()
         self._pool = concurrent.futures.ThreadPoolExecutor(8)
         self._server = grpc.server(self._pool, handlers=[self._Handler(self)] if served else [])
         assert self._server.add_insecure_port(f"unix:{path}")
@@ -71,12 +71,16 @@ class CriServer:
         assert not request.linux.ListFields(), "what is not to be changed is left out"
         self.called.set()
         if self.mute:
-            self._ended.wait(_LONG)
+            self._answering.wait(_LONG)
         if self.failure is not None:
             context.abort(*self.failure)
         return b""
 
+    def answer_all(self) -> None:
+        """Answer the calls that were kept without an answer, and those that come."""
+        self._answering.set()
+
     def stop(self) -> None:
-        self._ended.set()
+        self.answer_all()
         self._server.stop(0).wait(120)
         self._pool.shutdown()

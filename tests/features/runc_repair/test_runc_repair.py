@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
 import grpc
 import pytest
 from cri_peer import CriServer
+from guest_peer import until
+from watched_place import Place
 
+from vmpin.authorities.authority import GivenAuthority
 from vmpin.config import loading as settings
+from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
+from vmpin.domain.assignments import Assignments, Rank
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
+from vmpin.feature import present
 from vmpin.features.runc_repair.runc_drift import PAUSE, TRIES
 from vmpin.features.runc_repair.runc_repair_watcher_part import RuncRepair
 from vmpin.reconcile.intake import take_nri
+from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.wire.nri_enums import Verb
 
 POD = SandboxId("pod")
+
+
+def listed(*names: str) -> list[NriContainer]:
+    """Containers as the runtime has them, on the CPUs with which it created them."""
+    return [NriContainer(ContainerId(name), POD, name, 3, CpuSet.parse("2-3"), {}, 0) for name in names]
+
+
+def drift(node_state: NodeState, *names: str, handler: str = "") -> None:
+    """Have the cgroups of containers differ for longer than a resync from the CPUs with which they were created."""
+    node_state.nri_list_came()
+    node_state.apply_events([SandboxSeen(POD, "nri", Pod("ns", "web", "uid"), handler=handler)])
+    for container in map(ContainerId, names):
+        node_state.apply_events([
+            ContainerSeen(POD, Container(container, container, CpuSet.parse("2-3")), Source.NRI, 1),
+            CpusetSeen(POD, container, CpuSet([4]), Source.CGROUP, 2)])
+        node_state.source_disagreements.lasting[POD, container] = "nri 2-3, cgroup 4"
 
 
 class FakePlugin:
@@ -52,7 +76,6 @@ class Drifted:
                        "paths.cri": str(self.socket), "watch.only": "none"}
         self.reconciler = Reconciler(settings.load(None, {}, {**self._flags, "runc.repair": "true"}))
         self.node_state = self.reconciler.node_state
-        self.node_state.nri_list_came()
         self.plugin = FakePlugin()
         self.process = 7  #: The runtime's.
         #: What the runtime has.
@@ -67,31 +90,22 @@ class Drifted:
     def configure(self, repair: str) -> None:
         self.node_state.reconfigure(settings.load(None, {}, {**self._flags, "runc.repair": repair}))
 
-    def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
-        self.node_state.apply_events([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
-        for name in names:
-            self.node_state.apply_events([
-                ContainerSeen(sandbox, Container(ContainerId(name), name, CpuSet.parse("2-3")), Source.NRI, 1),
-                CpusetSeen(sandbox, ContainerId(name), CpuSet([4]), Source.CGROUP, 2)])
-            made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0)
+    def drift(self, *names: str, handler: str = "") -> None:
+        drift(self.node_state, *names, handler=handler)
+        for made in listed(*names):
             self.node_state.nri_input.reports.take(ContainerEvent(Verb.POST_CREATE, None, made, 1))
             self.listed[made.id] = made
-            self.node_state.source_disagreements.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
 
     def look(self, times: int = 1) -> None:
         """As after resyncs; the runtime lists all when it is asked to."""
-        async def looked() -> None:
-            self.repair.begin()
-            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
-
         for _ in range(times):
             lists = self.plugin.lists
-            asyncio.run(looked())
+            asyncio.run(self.repair.repair())
             if self.plugin.lists > lists:
                 event = Synced((), tuple(self.listed.values()), 3, runtime=self.process)
                 take_nri(self.reconciler.node_state, [event])
                 self.repair.take([event])
-                asyncio.run(looked())
+                asyncio.run(self.repair.repair())
 
     def confirm(self) -> None:
         """The runtime has listed all, upon the first look."""
@@ -176,30 +190,92 @@ def test_tries_are_bounded(node: Drifted, runtime: CriServer, caplog: pytest.Log
     assert caplog.text.count("another writer takes them") == 1
 
 
-def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer,
-                                          caplog: pytest.LogCaptureFixture) -> None:
-    """The loop turns while the call waits, a second look begins no second call, and the deadline ends it."""
+def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer) -> None:
+    """The loop turns while the call waits, and a second look begins no second call."""
     runtime.mute = True
-    node.repair = node.repairing(8.0)
+    node.repair = node.repairing(600.0, pause=600.0)
     node.drift("a", "b")
-    turns = 0
+    node.confirm()
 
-    async def watched() -> None:
-        nonlocal turns
+    async def main() -> None:
+        task = asyncio.create_task(node.repair.run())
         node.repair.begin()
         assert await asyncio.to_thread(runtime.called.wait, 120)
         node.repair.begin()
-        (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
-        while not under_way.done():
-            turns += 1
-            await asyncio.sleep(0.01)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert node.outcomes == {}
+        runtime.answer_all()
+        await until(lambda: node.outcomes == {"done": 2})
+        task.cancel()
 
+    asyncio.run(main())
+    assert runtime.updates == [("a", "2-3"), ("b", "2-3")]
+
+
+def test_after_the_deadline_of_a_mute_runtime_the_others_wait_for_a_resync(
+        node: Drifted, runtime: CriServer, caplog: pytest.LogCaptureFixture) -> None:
+    runtime.mute = True
+    node.repair = node.repairing(0.1)
+    node.drift("a", "b")
     node.confirm()
-    asyncio.run(watched())
-    assert turns > 1
-    assert runtime.updates == [("a", "2-3")]  # the other one would wait for nothing, too
+    asyncio.run(node.repair.repair())
     assert "no answer in time" in caplog.text
     assert (node.outcomes, node.plugin.asked) == ({"failed": 1}, [])
+
+
+def by_reload(node: Drifted) -> None:
+    node.configure("false")
+
+
+def by_authority(node: Drifted) -> None:
+    node.node_state.put_authority(GivenAuthority(Rank.LEDGER, Assignments(writes=True)))
+
+
+@pytest.mark.parametrize("switch_off", [by_reload, by_authority])
+@pytest.mark.parametrize("cri", [True, False], ids=["cri", "nri"])
+def test_repairs_under_way_end_when_it_is_switched_off(node: Drifted, runtime: CriServer, cri: bool,
+                                                       switch_off: Callable[[Drifted], None]) -> None:
+    runtime.mute = True
+    runtime.failure = None if cri else (grpc.StatusCode.UNIMPLEMENTED, "no CRI here")
+    node.repair = node.repairing(600.0)
+    node.drift("a", "b")
+    node.confirm()
+
+    async def main() -> None:
+        task = asyncio.create_task(node.repair.repair())
+        assert await asyncio.to_thread(runtime.called.wait, 120)
+        switch_off(node)
+        runtime.answer_all()
+        await task
+
+    asyncio.run(main())
+    assert (runtime.updates, node.plugin.asked) == ([("a", "2-3")], [])
+
+
+def test_the_end_of_the_watcher_stops_repairs(tmp_path: Path) -> None:
+    """What it gives back is not written again. A call that is under way cannot be taken back."""
+    place = Place(tmp_path)
+    (tmp_path / "kubelet/cpu_manager_state").write_text(json.dumps({
+        "policyName": "static", "defaultCpuSet": "0-1", "entries": {"uid": {"a": "2", "b": "3"}}, "checksum": 0}))
+    runtime = CriServer(tmp_path / "cri.sock")
+    runtime.mute = True
+    place.config(runc__repair="true", paths__cri=str(runtime.path), watch__on_exit="unpin", watch__only="none")
+
+    async def main() -> None:
+        async with place.watching(Timeouts(cri_call=600.0)) as watcher:
+            drift(watcher.node_state, "a", "b")
+            for after_resync in present(part.after_resync for part in watcher.parts.values()):
+                after_resync()
+            assert await asyncio.to_thread(runtime.called.wait, 120)
+        runtime.answer_all()
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+
+    try:
+        asyncio.run(main())
+    finally:
+        runtime.stop()
+    assert runtime.updates == [("a", "2-3")]
 
 
 def test_one_that_is_refused_does_not_keep_the_next_one_back(node: Drifted, runtime: CriServer) -> None:

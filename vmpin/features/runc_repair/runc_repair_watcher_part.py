@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuncRepair:
-    """Repairs in one task at a time.
+    """Repairs in one task, which ends when the watcher begins to end.
     :param read_back: reads the cgroups of containers again. :param plugin: the NRI plugin, None without one.
     :param timeout: for a CRI call, in seconds. :param pause: between two repairs of a container, in seconds."""
 
@@ -37,14 +37,14 @@ class RuncRepair:
         self._view, self._read_back, self._plugin, self._timeout = view, read_back, plugin, timeout
         self.repairs = {"done": 0, "failed": 0}  #: Since the start, by outcome.
         self._drift = RuncDriftRepairs(pause)
-        self._task: asyncio.Task[None] | None = None
+        self._resynced = asyncio.Event()
         self._warning = ""  #: The last one that was logged.
         self._unconfirmed: set[ContainerId] = set()  #: The containers for which the runtime's list was requested.
         self._listed: dict[ContainerId, CpuSet | None] = {}  #: Their CPUs in that list.
 
     def part(self) -> WatcherPart:
-        return WatcherPart(after_events=self.take, after_resync=self.begin, status=lambda: self.repairs.copy(),
-                           metrics=lambda *_: self._metrics())
+        return WatcherPart(tasks={"runc_repair": self.run}, after_events=self.take, after_resync=self.begin,
+                           status=lambda: self.repairs.copy(), metrics=lambda *_: self._metrics())
 
     def _metrics(self) -> Iterator[Any]:
         from vmpin.features.runc_repair.runc_repair_metrics import repair_families  # prometheus_client
@@ -52,28 +52,39 @@ class RuncRepair:
         yield from repair_families(self.repairs)
 
     def begin(self) -> None:
-        """Begin the repairs that are due after a resync, unless earlier ones are under way. Returns at once."""
-        view, busy = self._view, self._task is not None and not self._task.done()
-        if not (view.config.of_features["runc"].repair and view.nri_listed) or busy or view.rulings.written:
-            return  # the authority that writes cpusets repairs them, too
-        if due := self._due():
-            self._task = asyncio.create_task(self._repair(due))
-            self._task.add_done_callback(_ended)
+        """Have the repairs made that are due after a resync. Returns at once."""
+        self._resynced.set()
+
+    async def run(self) -> None:
+        """Make the repairs that are due after each resync, until cancelled."""
+        while True:
+            await self._resynced.wait()
+            self._resynced.clear()
+            await self.repair()
+
+    async def repair(self) -> None:
+        """Make the repairs that are due now. What is no longer due when its turn comes is left."""
+        if self._view.nri_listed and (due := self._due()):
+            await self._repair(due)
 
     def _due(self) -> dict[ContainerId, CpuSet]:
         view = self._view
+        if not view.config.of_features["runc"].repair or view.rulings.written:
+            return {}  # the authority that writes cpusets repairs them, too
         return self._drift.due(view.state, view.rulings, view.vm_sandboxes(), view.disagreements, view.announced)
+
+    def _still_due(self, due: Mapping[ContainerId, CpuSet]) -> dict[ContainerId, CpuSet]:
+        """Without those of which an update came since, and empty after a reload that switched repairs off."""
+        now = self._due()
+        return {container: cpus for container, cpus in due.items() if now.get(container) == cpus}
 
     async def _repair(self, due: Mapping[ContainerId, CpuSet]) -> None:
         from vmpin.sources import cri  # protobuf and gRPC, which a node without repairs does not load
 
         servers = cri.sockets(self._view.config.paths.cri)
         left = self._confirmed(due) if servers else dict(due)
-        while servers and left:
+        while servers and (left := self._still_due(left)):
             container, cpus = next(iter(left.items()))
-            if self._due().get(container) != cpus:  # an update came while another container was repaired
-                del left[container]
-                continue
             failure: SourceError | None = None
             try:
                 await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeout)
@@ -91,7 +102,7 @@ class RuncRepair:
             logger.warning("CPUs not given back container=%s: %s", container, failure)
             if cri.is_mute(failure):
                 return  # the next resync tries the others
-        if left:
+        if left := self._still_due(left):
             self._by_nri(left)
 
     def _confirmed(self, due: Mapping[ContainerId, CpuSet]) -> dict[ContainerId, CpuSet]:
@@ -140,8 +151,3 @@ class RuncRepair:
         if text != self._warning:
             logger.warning("runc.repair: %s", text)
         self._warning = text
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (err := task.exception()) is not None:
-        logger.error("repair of runc containers failed: %r", err)
