@@ -18,7 +18,7 @@ def test_two_writers_of_the_same_cpusets_are_bad(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("daemon", [Daemon("cri-resmgr", "cri-resmgr", 4), Daemon("numad", "numad", 4),
-                                    Daemon("cmk", "cmk.py", 4)])
+                                    Daemon("cmk", "cmk.py", 4), Daemon("mixed-cpus", "mixedcpu", 4)])
 def test_other_programs_write_none_of_these_cpusets(daemon: Daemon) -> None:
     assert verdict("runc-repair", facts(daemons=(daemon,), settings=ON)).level.value == "ok"
 
