@@ -46,7 +46,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "named_tuple", "domain",
               *(f"features.doctor.{name}" for name in (
                   "checks", "redact", "source_checks", "kata_checks", "node_checks", "rival_checks",
                   "service_checks")),
-              "features.proof.residency_ledger",
+              "features.proof.residency_ledger", "features.runc_repair.runc_repair_check",
               "features.demo.worth", "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
