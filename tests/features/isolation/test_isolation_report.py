@@ -9,6 +9,7 @@ from booked import figures_between
 from documents import checked
 
 from vmpin.cpuset import CpuSet
+from vmpin.feature import features
 from vmpin.features.isolation import isolation_text as texts
 from vmpin.features.isolation.cpu_intervals import Interval
 from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook, ProgramKind
@@ -25,6 +26,9 @@ from vmpin.features.isolation.isolation_shares import Slo
 SECOND = 10**9
 HOSTILE = "\x1b[2J<script>alert(1)</script>&\u202e"
 PROGRAM = ForeignProgram(ProgramKind.HOST, HOSTILE, "backup.service")
+#: Those of the configuration that belong to other features.
+OTHER_KEYS = [f"{section}.{key}" for feature in features() if feature.name != "isolation" and feature.sections
+              for section, made in feature.sections().items() for key in made._fields]
 
 
 def clock(moment: int) -> str:
@@ -119,6 +123,7 @@ def test_each_kind_of_program_has_advice(kind: ProgramKind) -> None:
         program = ForeignProgram(kind, name, "backup")
         assert len(advice(program, "2-3")) > 40
         assert title(program).startswith(name)
+        assert [key for key in OTHER_KEYS if key in advice(program, "2-3")] == []
 
 
 def test_a_cpu_list_is_counted() -> None:

@@ -173,8 +173,8 @@ def advice(program: ForeignProgram, cpus: str) -> str:
             return ("run `vmpin verify`: it lists threads outside of their placement; vmpin keeps no VM off that it "
                     "does not manage (watch.only), or that is unpinned")
         case ProgramKind.CONTAINER:
-            return (f"its cpuset must not include CPUs {cpus}: set the kubelet's cpuManagerPolicy to static, or "
-                    "runc.repair where the runtime has lost the cpuset; `vmpin verify --others` shows its mask")
+            return (f"its cpuset must not include CPUs {cpus}: set the kubelet's cpuManagerPolicy to static; "
+                    "`vmpin verify --others` shows its mask")
         case ProgramKind.HOST:
             unit = program.where.rpartition("/")[2]
             place = f"of {unit} (systemctl edit {unit})" if unit.endswith((".service", ".scope")) else \
