@@ -24,7 +24,7 @@ PodSandbox id=1 metadata=2:PodSandboxMetadata state=3:int32 created_at=4:int64
 ListPodSandboxResponse items=1:PodSandbox*
 """.replace("\\\n", ""))
 #: Longer than any deadline of a test's.
-_LONG = 120.0
+_LONG = 1200.0
 
 
 class CriServer:

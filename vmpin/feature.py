@@ -95,8 +95,7 @@ class ExplainedPods(NamedTuple):
 
 
 class WatcherPart(NamedTuple):
-    """What a feature does in a running watcher, in its event loop. A feature that is switched off, and that no reload
-    switches on, makes none."""
+    """What a feature does in a running watcher, in its event loop. A feature that is switched off makes none."""
 
     #: Tasks by name, as metrics and logs have it; one that fails is started again.
     tasks: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = NONE

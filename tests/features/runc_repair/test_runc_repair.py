@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -72,9 +72,9 @@ class Drifted:
     def __init__(self, path: Path) -> None:
         (path / "run").mkdir()
         self.socket = path / "cri.sock"
-        self._flags = {**{f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")},
-                       "paths.cri": str(self.socket), "watch.only": "none"}
-        self.reconciler = Reconciler(settings.load(None, {}, {**self._flags, "runc.repair": "true"}))
+        flags = {**{f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")},
+                 "paths.cri": str(self.socket), "watch.only": "none"}
+        self.reconciler = Reconciler(settings.load(None, {}, {**flags, "runc.repair": "true"}))
         self.node_state = self.reconciler.node_state
         self.plugin = FakePlugin()
         self.process = 7  #: The runtime's.
@@ -86,9 +86,6 @@ class Drifted:
     def repairing(self, timeout: float = 120.0, pause: float = PAUSE) -> RuncRepair:
         return RuncRepair(self.reconciler.view, self.node_state.read_cgroups, lambda: cast("NriPlugin", self.plugin),
                           timeout, pause)
-
-    def configure(self, repair: str) -> None:
-        self.node_state.reconfigure(settings.load(None, {}, {**self._flags, "runc.repair": repair}))
 
     def drift(self, *names: str, handler: str = "") -> None:
         drift(self.node_state, *names, handler=handler)
@@ -158,16 +155,6 @@ def test_a_container_is_not_given_the_cpus_of_a_list_alone(node: Drifted, runtim
     assert runtime.updates == [("a", "2-3")]
 
 
-def test_a_reload_switches_it_off_and_on(node: Drifted, runtime: CriServer) -> None:
-    node.drift("a")
-    node.configure("false")
-    node.look()
-    assert (runtime.updates, node.plugin.lists) == ([], 0)
-    node.configure("true")
-    node.look()
-    assert runtime.updates == [("a", "2-3")]
-
-
 def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) -> None:
     node.drift("a", handler="kata-qemu")
     node.look()
@@ -224,18 +211,8 @@ def test_after_the_deadline_of_a_mute_runtime_the_others_wait_for_a_resync(
     assert (node.outcomes, node.plugin.asked) == ({"failed": 1}, [])
 
 
-def by_reload(node: Drifted) -> None:
-    node.configure("false")
-
-
-def by_authority(node: Drifted) -> None:
-    node.node_state.put_authority(GivenAuthority(Rank.LEDGER, Assignments(writes=True)))
-
-
-@pytest.mark.parametrize("switch_off", [by_reload, by_authority])
 @pytest.mark.parametrize("cri", [True, False], ids=["cri", "nri"])
-def test_repairs_under_way_end_when_it_is_switched_off(node: Drifted, runtime: CriServer, cri: bool,
-                                                       switch_off: Callable[[Drifted], None]) -> None:
+def test_repairs_under_way_end_when_an_authority_writes_cpusets(node: Drifted, runtime: CriServer, cri: bool) -> None:
     runtime.mute = True
     runtime.failure = None if cri else (grpc.StatusCode.UNIMPLEMENTED, "no CRI here")
     node.repair = node.repairing(600.0)
@@ -245,7 +222,7 @@ def test_repairs_under_way_end_when_it_is_switched_off(node: Drifted, runtime: C
     async def main() -> None:
         task = asyncio.create_task(node.repair.repair())
         assert await asyncio.to_thread(runtime.called.wait, 120)
-        switch_off(node)
+        node.node_state.put_authority(GivenAuthority(Rank.LEDGER, Assignments(writes=True)))
         runtime.answer_all()
         await task
 

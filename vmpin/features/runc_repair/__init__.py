@@ -21,8 +21,9 @@ def _sections() -> Mapping[str, type[Any]]:
     return {"runc": RuncSettings}
 
 
-def _watch(watcher: Watcher) -> WatcherPart:
-    """Also while it is off: a reload may switch it on."""
+def _watch(watcher: Watcher) -> WatcherPart | None:
+    if not watcher.view.config.of_features["runc"].repair:
+        return None
     from vmpin.features.runc_repair.runc_repair_watcher_part import RuncRepair
 
     return RuncRepair(watcher.view, watcher.node_state.read_cgroups,
@@ -36,4 +37,4 @@ def _checks() -> Sequence[Check]:
     return [Check("runc-repair", "whether another program writes the cpusets that vmpin restores", runc_repair)]
 
 
-FEATURE = Feature(name="runc_repair", sections=_sections, watch=_watch, checks=_checks)
+FEATURE = Feature(name="runc_repair", sections=_sections, fixed=("runc",), watch=_watch, checks=_checks)

@@ -69,12 +69,12 @@ class RuncRepair:
 
     def _due(self) -> dict[ContainerId, CpuSet]:
         view = self._view
-        if not view.config.of_features["runc"].repair or view.rulings.written:
+        if view.rulings.written:
             return {}  # the authority that writes cpusets repairs them, too
         return self._drift.due(view.state, view.rulings, view.vm_sandboxes(), view.disagreements, view.announced)
 
     def _still_due(self, due: Mapping[ContainerId, CpuSet]) -> dict[ContainerId, CpuSet]:
-        """Without those of which an update came since, and empty after a reload that switched repairs off."""
+        """Leave out those of which an update came since."""
         now = self._due()
         return {container: cpus for container, cpus in due.items() if now.get(container) == cpus}
 

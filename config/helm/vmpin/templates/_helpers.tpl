@@ -139,7 +139,7 @@ tolerations:
 {{- define "vmpin.fixed" -}}
 {{- $watch := get .Values.config "watch" | default dict }}
 {{- $fixed := dict "paths" (get .Values.config "paths") "watch" (pick $watch "nri" "kubelet" "births") }}
-{{- range $section := list "allocate" "irqs" "memory" "scheduling" }}
+{{- range $section := list "allocate" "irqs" "memory" "runc" "scheduling" }}
 {{- with get $.Values.config $section }}
 {{- $_ := set $fixed $section . }}
 {{- end }}
