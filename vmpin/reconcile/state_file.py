@@ -49,6 +49,7 @@ class StateStore:
         self.failing = ""
         #: What could not be loaded at the start, as text; "" for nothing.
         self.damage = ""
+        self._marked = False  #: Whether the files were marked as behind since they were written.
         self._unnoted = False
         self._written: Written = {}
 
@@ -74,6 +75,10 @@ class StateStore:
         try:
             self._copy(kept.originals)
             save(self._state, self._boot_id, kept, self._written)
+            if self._marked:
+                self._copied = None
+                self._copy(kept.originals)
+                self._marked = False
         except StateFileError as err:
             if str(err) != self.failing:
                 logger.error("%s (%s)", err, err.hint)
@@ -89,7 +94,7 @@ class StateStore:
     def _mark_behind(self) -> None:
         """Mark both files, by their modes, which takes no space, as ones that may lack original masks; the next save
         replaces them."""
-        self._copied = None
+        self._marked = True
         for path in (self._state, self._originals):
             with suppress(OSError):
                 os.chmod(path, _BEHIND)
