@@ -25,7 +25,7 @@ NONE = "none"
 #: Containers of one pod: each pod has a shim.
 _IN_POD = 10
 _PATIENCE = 300.0
-#: Seconds after a container's end in which its plugin's work still counts.
+#: Seconds after a container's end in which its plugin's work still counts, as that container's and not the next one's.
 _TAIL = 0.3
 #: Of each kind in a round.
 _CONTAINERS = 2
@@ -78,10 +78,11 @@ class Node:
             if own and name != NONE and cpu_list != str(cpus()[1]):
                 self._refuse(name, f"it gave the CPUs {cpu_list}")
                 return
+            if pid:
+                time.sleep(_TAIL)
             if kind:
                 self._add(f"creation of a container, {kind}", name, spent)
                 if pid:
-                    time.sleep(_TAIL)
                     self._add(f"CPU time of a lifecycle, {kind}", name, 1000 * (cpu_seconds(pid) - used))
 
     def _refuse(self, name: str, why: str) -> None:
