@@ -14,12 +14,11 @@ from measure import CannotMeasure, Figure, in_turn, median, timed_ms
 from passes import settled
 from vms import Machine
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.counters import Counters
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart
-from vmpin.features.metrics.exporter import Exporter
+from vmpin.features.metrics.exporter import TIMES, Exporter, HttpTimes
 from vmpin.reconcile.view import NodeView
 from vmpin.status.health import SourceHealth
 
@@ -47,7 +46,7 @@ def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     reconciler = settled(made, machines)
     pauses: list[float] = []
 
-    answering = Exporter(_Watched(reconciler.view), Timeouts(scrape_age=-1.0))  # none is served twice
+    answering = Exporter(_Watched(reconciler.view), HttpTimes(page_age=-1.0))  # none is served twice
 
     async def one() -> float:
         longest = 0.0
@@ -73,4 +72,4 @@ def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     values, floors = in_turn(rounds, lambda: asyncio.run(one()), lambda: timed_ms(bare))
     return Figure("scrape_200x16", median(values), "ms", median(floors), 5, "ratio",
                   {"sandboxes": len(machines), "rounds": rounds, "longest_turn_ms": round(median(pauses[1:]), 3),
-                   "turn_ms": TIMEOUTS.scrape_turn * 1000})
+                   "turn_ms": TIMES.turn * 1000})

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -174,6 +175,7 @@ class Node:
 
     def samples(self) -> int:
         """The number of metrics, each with each of its labels."""
+        time.sleep(2.0)  # twice as long as a page is given to the next client
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.machine.path / "metrics"))
             connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -213,7 +215,7 @@ async def watching(machine: Machine, binary: Path) -> AsyncIterator[tuple[Watche
         with Lock(config.paths.lock_file) as lock:
             spool.prepare()
             watcher = Watcher(lambda: config, machine.reconciler, spool, [], lock, Timeouts(
-                save=(0.001, 0.001), file_calm=0.001, rechecks=(0.001, 0.01), scrape_age=0.0))
+                save=(0.001, 0.001), file_calm=0.001, rechecks=(0.001, 0.01)))
             task = asyncio.create_task(watcher.run(tasks_of))
             runtime = NriRuntime((await asyncio.to_thread(listener.accept))[0])
             await asyncio.to_thread(runtime.begin)

@@ -16,10 +16,10 @@ from real_qemu import Qemu
 from symptoms import see, walks
 from waiting import wait
 
-from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.features.cluster.kube.reporter_report import OPERATION, encode
 from vmpin.features.cluster.reporter.watcher_link import ask
+from vmpin.features.cluster.reporter_requests import PAUSE
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
@@ -197,7 +197,7 @@ def test_a_reporter_without_an_api_server(node: Node) -> None:
     path = node.run / "status" / "vmpin.sock"
     assert ask(path, encode("GET /api/v1/nodes/a: TLS: certificate verify failed"), OPERATION) == "taken"
     see(node, "The reporter of a node is not Ready")
-    time.sleep(TIMEOUTS.handed_pause)
+    time.sleep(PAUSE)
     ask(path, encode(""), OPERATION)
     assert node.cli("doctor", "reporter").stdout.startswith("ok")
 

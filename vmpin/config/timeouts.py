@@ -1,6 +1,7 @@
-"""The daemon's time constants, in one frozen value that is passed to whatever waits: deadlines, pauses and periods.
+"""The watcher's deadlines, pauses and periods, in one frozen value that is passed to the parts that wait.
 
-Operators do not set them: what they set stands in `settings`. Tests pass another value instead of patching modules."""
+Operators set none of them: what they set is in `settings`. Tests pass another value instead of patching modules. A
+feature's times are in its folder."""
 
 from __future__ import annotations
 
@@ -12,23 +13,8 @@ class Timeouts:
     """All in seconds."""
 
     unix_peer: float = 2.0  #: A client of the hook and control sockets that neither sends nor reads is dropped then.
-    #: Lines of `follow`: between a pass and the survey that follows it, as passes come in bursts; and the longest time
-    #: without a line, so that a client notices a watcher that hangs.
-    follow_calm: float = 0.1
-    follow_beat: float = 10.0
-    #: What the reporter hands over: the least time between two requests, and how long the last one counts.
-    handed_pause: float = 1.0
-    handed_kept: float = 180.0
-    #: For the head of an HTTP request to arrive, and for the whole request to be answered and read.
-    http_head: float = 2.0
-    http_request: float = 10.0
-    http_pace: float = 0.01  #: Between two HTTP connections that are accepted. A scrape comes every few seconds.
-    no_descriptors: float = 0.5  #: Pause while the process has no descriptor left for a connection.
-    scrape_age: float = 1.0  #: For this long a scrape's page is given to the next client, too.
-    scrape_turn: float = 0.001  #: Work of a scrape after which the loop's other work has its turn.
     #: From the start to loading what samples and the first guest need: the runtime's list comes before that.
     settling: float = 0.5
-    loop_lag: float = 0.5  #: Between two measurements of the loop's lag.
     #: From the first change of the state to the write of the state file, as events come in bursts: from the first on
     #: with other work of the loop, after the second in any case.
     save: tuple[float, float] = (0.2, 0.5)
@@ -37,10 +23,6 @@ class Timeouts:
     pod_resources: float = 2.0  #: For an answer of the kubelet's PodResources API.
     pod_resources_pause: float = 5.0  #: Between two requests to it, at the least.
     cri_call: float = 5.0  #: For a CRI call; a runtime takes some 10 ms.
-    #: Between two lists that are requested over NRI for want of a CRI socket, as the runtime makes no container then:
-    #: to give CPUs (and between two CRI calls for a container for which one has failed); and to find ended pods.
-    pool_update: float = 30.0
-    ended_pods: float = 600.0
     #: From a report on a sandbox to its rechecks: each the pause after the one before. A settled VM has two of them
     #: (daemon.recheck_schedule.OF_SETTLED).
     rechecks: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
 NO_DESCRIPTORS = 0.5  #: Pause while the process has no descriptor left for a connection (seconds).
+TURN = 0.001  #: Work of one request after which the loop's other work has its turn (seconds).
 _WARN_EVERY = 60.0  #: Seconds between two warnings about one socket.
 _SO_PEERGROUPS = 59  #: asm-generic/socket.h, Linux 4.13; the socket module has no name for it.
 #: The fraction of the loop's time that a socket's replies may take; and the most requests that may wait.
@@ -265,7 +266,7 @@ async def _send(writer: asyncio.StreamWriter, part: bytes, deadline: float) -> N
         await writer.drain()
 
 
-async def in_turns(work: Iterator[T], turn: float) -> list[T]:
+async def in_turns(work: Iterator[T], turn: float = TURN) -> list[T]:
     """Run all steps of `work`; yield to the event loop every `turn` seconds. :returns: what the steps returned."""
     results = []
     began = time.monotonic()

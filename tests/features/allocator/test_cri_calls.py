@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 from cri_peer import CriServer
+from guest_peer import PATIENCE
 
 from vmpin.config import loading
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.feeds import NriFeed
 from vmpin.domain.events import Source
@@ -47,7 +47,7 @@ def an_allocator(path: Path) -> CpuAllocator:
 class Node:
     """A pod with an exclusive container on CPUs 1-2, and its cgroup, which has `cgroup` at the next reading."""
 
-    def __init__(self, path: Path, cri: Path | None = None, timeouts: Timeouts = TIMEOUTS) -> None:
+    def __init__(self, path: Path, cri: Path | None = None, pause: float = 30.0) -> None:
         self.allocator = an_allocator(path)
         self.cgroup: CpuSet | None = OWN
         self.vms: set[SandboxId] = set()
@@ -57,7 +57,7 @@ class Node:
         view: Any = SimpleNamespace(config=SimpleNamespace(paths=SimpleNamespace(cri=cri)),
                                     vm_sandboxes=lambda: self.vms, disagreements=self.disagreements,
                                     sandboxes={POD: SimpleNamespace(containers={MAIN: record})})
-        self.updates = PoolUpdates(view, self.allocator, self._read, lambda: None, timeouts)
+        self.updates = PoolUpdates(view, self.allocator, self._read, lambda: None, PATIENCE, pause)
 
     def _read(self, containers: Container[ContainerId]) -> None:
         if MAIN in containers and self.cgroup is not None:
@@ -120,7 +120,7 @@ class Refusing(CriServer):
 def test_a_call_that_the_runtime_refuses_counts_no_try(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """However often, and although a pass reads the cgroup during each: no other writer took anything."""
     path = tmp_path / "cri.sock"
-    node = Node(tmp_path / "ledger.json", path, Timeouts(cri_call=120.0, pool_update=0.0))
+    node = Node(tmp_path / "ledger.json", path, pause=0.0)
     node.cgroup, node.disagreements[POD, MAIN] = OTHER, "its cgroup has other CPUs"
     calls = iter(range(TRIES + 3))
     loop = asyncio.new_event_loop()
@@ -158,9 +158,6 @@ def test_a_granted_cpu_that_was_offline_is_given_again(node: Node) -> None:
     assert node.allocator.next_update(()) == (MAIN, OWN)
 
 
-PATIENT = Timeouts(cri_call=120.0)
-
-
 class CountingRuntime(CriServer):
     """Counts the requests for its list. `meanwhile` is called during each."""
 
@@ -185,7 +182,7 @@ class StoppingPod:
         nri = NriFeed(loading.load(None, {}, {}), lambda events, since, waited: None, lambda: None)
         plugin: Any = SimpleNamespace(can_reconnect=True, reconnect=self._reconnect)
         nri.plugin = plugin
-        self.pods = EndedPods(self.allocator, self.runtime.path, self._end, lambda: nri, PATIENT)
+        self.pods = EndedPods(self.allocator, self.runtime.path, self._end, lambda: nri, PATIENCE)
 
     def _reconnect(self) -> None:
         self.lists += 1

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from newcomers import Machine
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.control import Control
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
@@ -21,7 +20,7 @@ from vmpin.feature import WatcherPart
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.features.allocator.live_annotations import PAUSE, LiveAnnotations
+from vmpin.features.allocator.live_annotations import HANDED_KEPT, PAUSE, LiveAnnotations
 from vmpin.features.cluster.kube.watched_annotations import MAX_REQUEST, encode
 from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.host import sockets
@@ -130,7 +129,7 @@ def test_pods_of_other_nodes_and_pods_made_again_change_nothing(tmp_path: Path) 
 def test_what_a_silent_reporter_handed_over_is_forgotten(tmp_path: Path) -> None:
     node = Node(tmp_path, "a")
     node.live.take({"uid-a": EXCLUSIVE})
-    node.time += TIMEOUTS.handed_kept
+    node.time += HANDED_KEPT
     assert node.steps() == 0
     assert node.has() == ("none", "")
 
@@ -174,7 +173,7 @@ class Watched:
         self.reconciler, self.view, self.guests = machine.reconciler, machine.reconciler.view, self
         self.resynced = 0.0
         self.live, self.deciding = live, deciding and live is not None
-        self.parts = {"cluster": ReporterRequests(self, Timeouts(handed_pause=0.0)).part()}
+        self.parts = {"cluster": ReporterRequests(self, pause=0.0).part()}
         if live is not None:
             self.parts["allocator"] = WatcherPart(take_annotations=live.take)
 

@@ -18,13 +18,12 @@ from kubelet_processes import doubted_checkpoint
 from newcomers import Machine, sandbox
 from recorded_node import DB, LOGS, MAIN, SHOP, WEB, status
 
-from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.control import Control
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart
-from vmpin.features.cluster.followers import MAX_FOLLOWERS, MAX_WAITING, Survey, brief
+from vmpin.features.cluster.followers import MAX_FOLLOWERS, MAX_WAITING, Followers, Survey, brief
 from vmpin.features.cluster.kube.node_pinning import node_pinning
 from vmpin.features.cluster.kube.pod_events import transition
 from vmpin.features.cluster.kube.pod_pinning import PinState, pinning_of
@@ -47,9 +46,9 @@ class Watched:
         self.resynced = float("inf")
         self.sources: tuple[SourceHealth, ...] = ()
         self.guests = self
+        requests = ReporterRequests(self)
         # No line without a change, and no pause after one.
-        requests = ReporterRequests(self, Timeouts(follow_calm=0.001, follow_beat=beat))
-        self.followers = requests.followers
+        self.followers = requests.followers = Followers(self, calm=0.001, beat=beat)
         self.parts: Mapping[str, WatcherPart] = {"cluster": requests.part()}
 
     def data(self, sandbox: SandboxId) -> None:

@@ -13,21 +13,18 @@ from typing import Any
 import pytest
 from newcomers import Machine, sandbox
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon.control import MAX_REQUEST, Control
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.model import Pod, SandboxId
 from vmpin.feature import WatcherPart
 from vmpin.features.cluster.kube import reporter_report, watched_annotations
 from vmpin.features.cluster.kube.watched_annotations import encode
-from vmpin.features.cluster.reporter_requests import ReporterRequests
+from vmpin.features.cluster.reporter_requests import KEPT, ReporterRequests
 from vmpin.status.health import SourceHealth
 
 pytest_plugins = ["given_unit"]
 
 POD = {"a": "b"}
-#: One of many requests in a row.
-AT_ONCE = Timeouts(handed_pause=0.0)
 
 
 class Watched:
@@ -35,13 +32,13 @@ class Watched:
 
     about, stopping = None, False
 
-    def __init__(self, machine: Machine, timeouts: Timeouts = AT_ONCE) -> None:
+    def __init__(self, machine: Machine, pause: float = 0.0) -> None:
         self.reconciler = machine.reconciler
         self.view, self.counters = machine.reconciler.view, machine.node_state.counters
         self.guests = self
         self.ahead = 0.0  #: Seconds that pass for the pods' clock alone.
         self.resynced = time.monotonic()
-        self.requests = ReporterRequests(self, timeouts, lambda: time.monotonic() + self.ahead)
+        self.requests = ReporterRequests(self, pause, lambda: time.monotonic() + self.ahead)
         self.taken: list[Mapping[str, Mapping[str, str]]] = []
         self.parts: Mapping[str, WatcherPart] = {
             "cluster": self.requests.part(), "following": WatcherPart(take_annotations=self.taken.append)}
@@ -85,7 +82,7 @@ def test_what_is_no_such_request_leaves_what_was_there(watched: Watched, raw: by
 
 
 def test_requests_in_a_row_are_refused(machine: Machine) -> None:
-    watched = Watched(machine, Timeouts(handed_pause=600.0))
+    watched = Watched(machine, pause=600.0)
     assert watched.ask(encode({"u-1": POD})) == {"pods": 1}
     assert "came less than 600 s after another" in watched.ask(encode({}))["error"]
     assert watched.ask(b'{"op":"status"}')["version"] == 1  # any other is answered all the same
@@ -126,7 +123,7 @@ def test_it_is_shown_until_it_is_mended_or_the_reporter_is_silent() -> None:
     given.now += 60.0
     given.ask(reporter_report.encode(""))
     assert given.shown == [SourceHealth("reporter", True, False)]
-    given.now += TIMEOUTS.handed_kept
+    given.now += KEPT
     assert given.shown == []
 
 

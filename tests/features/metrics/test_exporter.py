@@ -17,7 +17,6 @@ import pytest
 from metered import WEB, Node, metered
 
 from vmpin.config import loading as settings
-from vmpin.config.timeouts import Timeouts
 from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.guest_report import ContainerReport, GuestReport
@@ -25,7 +24,7 @@ from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.errors import ConfigError
 from vmpin.features.metrics import exporter
-from vmpin.features.metrics.exporter import Exporter, HttpReply
+from vmpin.features.metrics.exporter import Exporter, HttpReply, HttpTimes
 from vmpin.features.metrics.prometheus import Headcount
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import CpuClaims, ownership
@@ -209,10 +208,10 @@ def test_a_second_request_at_once_has_the_same_answer(node: Node, monkeypatch: p
 
     monkeypatch.setattr("vmpin.features.metrics.prometheus.Headcount", Counting)
     async def main() -> None:
-        made = Exporter(node, Timeouts(scrape_age=600.0))
+        made = Exporter(node, HttpTimes(page_age=600.0))
         first = await asyncio.gather(*(made.metrics() for _ in range(20)))
         assert (counted, len(set(first))) == (1, 1)
-        made = Exporter(node, Timeouts(scrape_age=0.01))
+        made = Exporter(node, HttpTimes(page_age=0.01))
         await made.metrics()
         await asyncio.sleep(0.02)
         await made.metrics()
@@ -226,7 +225,7 @@ def test_the_loop_goes_on_while_metrics_are_made(node: Node) -> None:
 
     async def main() -> None:
         nonlocal turns
-        task = asyncio.create_task(Exporter(node, Timeouts(scrape_turn=0.0)).metrics())
+        task = asyncio.create_task(Exporter(node, HttpTimes(turn=0.0)).metrics())
         while not task.done():
             turns += 1
             await asyncio.sleep(0)

@@ -16,9 +16,8 @@ from guest_peer import until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.features.metrics import exporter
-from vmpin.features.metrics.exporter import HttpReply
+from vmpin.features.metrics.exporter import HttpReply, HttpTimes
 
 BIG = b"x" * (1 << 22)
 
@@ -33,10 +32,10 @@ async def handler(path: str) -> HttpReply:
 
 @asynccontextmanager
 async def serving(handle: Callable[[str], Awaitable[HttpReply]] = handler, most: int = exporter.MAX_CONNECTIONS,
-                  timeouts: Timeouts = TIMEOUTS) -> AsyncIterator[int]:
+                  times: HttpTimes = exporter.TIMES) -> AsyncIterator[int]:
     """Its port."""
     with closing(exporter.listen("127.0.0.1", 0)) as made:
-        task = asyncio.create_task(exporter.serve(made, handle, timeouts, most))
+        task = asyncio.create_task(exporter.serve(made, handle, times, most))
         try:
             yield int(made.getsockname()[1])
         finally:
@@ -108,7 +107,7 @@ def test_the_answer_to_too_much_arrives_all_the_same() -> None:
 def test_a_client_that_sends_nothing_is_dropped_and_others_are_answered_meanwhile() -> None:
     async def main() -> None:
         for deadline in (600.0, 0.2):
-            async with serving(timeouts=Timeouts(http_head=deadline)) as port:
+            async with serving(times=HttpTimes(head=deadline)) as port:
                 before = descriptors()
                 mute = [socket.create_connection(("127.0.0.1", port)) for _ in range(exporter.MAX_CONNECTIONS - 2)]
                 mute[0].sendall(b"GET /metr")
@@ -132,7 +131,7 @@ def test_a_client_that_sends_nothing_is_dropped_and_others_are_answered_meanwhil
 def test_clients_that_neither_send_nor_read_keep_others_waiting_until_their_deadline(request_: bytes) -> None:
     """A probe that is not answered for ever would have the watcher restarted."""
     async def main() -> None:
-        async with serving(timeouts=Timeouts(http_head=0.3, http_request=0.3, http_pace=0.0)) as port:
+        async with serving(times=HttpTimes(head=0.3, request=0.3, pace=0.0)) as port:
             before = descriptors()
             clients = [await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port))
                        for _ in range(exporter.MAX_CONNECTIONS + exporter.BACKLOG // 2)]
@@ -155,7 +154,7 @@ def test_a_client_that_does_not_read_its_answer_is_dropped() -> None:
         return await handler(path)
 
     async def main() -> None:
-        async with serving(count, timeouts=Timeouts(http_request=0.3)) as port:
+        async with serving(count, times=HttpTimes(request=0.3)) as port:
             before = descriptors()
             with socket.create_connection(("127.0.0.1", port)) as mute:
                 mute.sendall(b"GET /big HTTP/1.1\r\n\r\n")
@@ -198,7 +197,7 @@ def test_a_flood_is_taken_slowly() -> None:
         return HttpReply(HTTPStatus.OK, b"")
 
     async def main() -> None:
-        async with serving(count, timeouts=Timeouts(http_pace=0.05)) as port:
+        async with serving(count, times=HttpTimes(pace=0.05)) as port:
             flood, began = [], time.monotonic()
             for _ in range(100):
                 each = socket.socket()
@@ -221,7 +220,7 @@ def test_a_process_out_of_descriptors_serves_again_when_it_has_some() -> None:
     import resource
 
     async def main() -> None:
-        async with serving(timeouts=Timeouts(no_descriptors=0.1)) as port:
+        async with serving(times=HttpTimes(no_descriptors=0.1)) as port:
             client = socket.create_connection(("127.0.0.1", port))
             client.setblocking(False)
             await asyncio.sleep(0.1)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Protocol
 
 from vmpin.config.settings import Config
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.events import Source
 from vmpin.domain.model import ContainerId, Pod, SandboxId
 from vmpin.domain.topology import Topology
@@ -35,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 #: How often in so many seconds a container whose cgroup has other CPUs is given its own again.
 TRIES, WITHIN = 3, 600.0
+#: Seconds between two lists that are requested over NRI for want of a CRI socket, as the runtime makes no container
+#: then: to give CPUs (and between two CRI calls for a container for which one has failed); and to find ended pods.
+UPDATE_PAUSE, ENDED_PAUSE = 30.0, 600.0
 
 
 class RuntimeLists(Protocol):
@@ -49,12 +51,12 @@ class RuntimeLists(Protocol):
 
 class PoolUpdates:
     """:param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
-    :param runtime: None without NRI."""
+    :param runtime: None without NRI. :param deadline: seconds for a CRI call. :param pause: as UPDATE_PAUSE."""
 
     def __init__(self, view: NodeView, allocator: CpuAllocator, read_back: Callable[[Container[ContainerId]], None],
-                 runtime: Callable[[], RuntimeLists | None], timeouts: Timeouts = TIMEOUTS) -> None:
+                 runtime: Callable[[], RuntimeLists | None], deadline: float, pause: float = UPDATE_PAUSE) -> None:
         self._view, self._allocator, self._read_back, self._runtime = view, allocator, read_back, runtime
-        self._timeouts = timeouts
+        self._deadline, self._pause = deadline, pause
         self._wake = asyncio.Event()
         self._tries: dict[ContainerId, list[float]] = {}
         #: The containers for which a call has failed, and until when none is made again (CLOCK_MONOTONIC in seconds).
@@ -119,14 +121,14 @@ class PoolUpdates:
         from vmpin.sources import cri  # protobuf and gRPC, which a node without an allocator does not load
 
         servers = cri.sockets(self._view.config.paths.cri)
-        now, pause = time.monotonic(), self._timeouts.pool_update
+        now, pause = time.monotonic(), self._pause
         self._refused = {container: until for container, until in self._refused.items() if until > now}
         while (update := self._allocator.next_update(self._refused)) is not None:
             container, cpus = update
             try:
                 if not servers:
                     raise cri.NoRuntime("CRI", "no socket (paths.cri)")
-                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
+                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._deadline)
             except cri.NoRuntime as err:
                 self._allocator.postpone(pause)
                 if (lists := self._runtime()) is not None:
@@ -164,12 +166,12 @@ class EndedPods:
     A containerd that is started again reports over NRI the end of no pod that existed before (containerd#8426; so does
     2.1). A pod all of whose containers have stopped is looked up in the runtime's own list after two resyncs.
     :param configured: the CRI socket of the configuration. :param ended: called after a pod has been ended.
-    :param runtime: None without NRI."""
+    :param runtime: None without NRI. :param deadline: seconds for a CRI call."""
 
     def __init__(self, allocator: CpuAllocator, configured: Path | None, ended: Callable[[], None],
-                 runtime: Callable[[], RuntimeLists | None], timeouts: Timeouts = TIMEOUTS) -> None:
+                 runtime: Callable[[], RuntimeLists | None], deadline: float) -> None:
         self._allocator, self._configured, self._ended, self._runtime = allocator, configured, ended, runtime
-        self._timeouts = timeouts
+        self._deadline = deadline
         self._wake = asyncio.Event()
         self._before: Set[SandboxId] = frozenset()
 
@@ -193,11 +195,10 @@ class EndedPods:
         from vmpin.sources import cri  # protobuf and gRPC, which a node whose pods run does not load for this
 
         try:
-            ready = await asyncio.to_thread(cri.ready_pods, cri.sockets(self._configured), self._timeouts.cri_call)
+            ready = await asyncio.to_thread(cri.ready_pods, cri.sockets(self._configured), self._deadline)
         except cri.NoRuntime as err:
             if (lists := self._runtime()) is not None:
-                lists.request_list_for("ended pods are found in the runtime's next list",
-                                       self._timeouts.ended_pods, err)
+                lists.request_list_for("ended pods are found in the runtime's next list", ENDED_PAUSE, err)
             return
         except SourceError as err:
             logger.debug("allocate: pods not listed (%s): pods that ended unreported keep their CPUs until the next "

@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.ledger import Answer
@@ -24,6 +23,8 @@ MAX_REFUSED = 64
 PAUSE = 10.0
 #: A pause after each decision: as many times as long as the decision took, for the loop's other work.
 REST = 4.0
+#: Seconds for which what was handed over last counts: three times the reporter's longest pause.
+HANDED_KEPT = 180.0
 #: Seconds for which the time of a decision is kept.
 _KEPT = 600.0
 
@@ -32,9 +33,9 @@ class LiveAnnotations:
     """`run` is one of the watcher's tasks. :param decided: called after each decision.
     :param now: the time in seconds, as time.monotonic()."""
 
-    def __init__(self, allocator: CpuAllocator, decided: Callable[[], None], timeouts: Timeouts = TIMEOUTS,
+    def __init__(self, allocator: CpuAllocator, decided: Callable[[], None],
                  now: Callable[[], float] = time.monotonic) -> None:
-        self._allocator, self._after, self._timeouts, self._now = allocator, decided, timeouts, now
+        self._allocator, self._after, self._now = allocator, decided, now
         self._handed: Mapping[str, Mapping[str, str]] = {}
         self._taken = float("-inf")
         self._decided: dict[ContainerId, float] = {}
@@ -96,7 +97,7 @@ class LiveAnnotations:
         return wait or None
 
     def _next(self) -> tuple[ContainerId, float] | None:
-        if self._now() - self._taken >= self._timeouts.handed_kept:
+        if self._now() - self._taken >= HANDED_KEPT:
             self._handed = {}
         ledger = self._allocator.ledger() if self._handed else None
         return None if ledger is None else next_change(changed_containers(ledger, self._handed), self._decided,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vmpin.config.timeouts import Timeouts
 from vmpin.domain.assignments import Assignments
 from vmpin.domain.finding import several
 from vmpin.domain.model import ContainerId
@@ -51,9 +50,10 @@ _FOREIGN = 10
 
 
 class NodeAllocator:
-    """:param runtime: None without NRI. :raises SourceError: when the topology cannot be read."""
+    """:param runtime: None without NRI. :param deadline: seconds for a CRI call.
+    :raises SourceError: when the topology cannot be read."""
 
-    def __init__(self, node_state: NodeState, runtime: Callable[[], RuntimeLists | None], timeouts: Timeouts) -> None:
+    def __init__(self, node_state: NodeState, runtime: Callable[[], RuntimeLists | None], deadline: float) -> None:
         view: NodeView = node_state
         self._node_state, self._view = node_state, view
         self._topology, self._runtime = view.node.topology, runtime
@@ -74,13 +74,13 @@ class NodeAllocator:
             partial(device_nodes, self._sysfs))
         #: The assignments that the reconciler has; at first none of this object's.
         self._handed: Assignments | None = Assignments()
-        self.updates = PoolUpdates(view, self.allocator, node_state.read_cgroups, runtime, timeouts)
-        self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, runtime, timeouts)
+        self.updates = PoolUpdates(view, self.allocator, node_state.read_cgroups, runtime, deadline)
+        self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, runtime, deadline)
         self.live: LiveAnnotations | None = None
         if settings.live_annotations:
             from vmpin.features.allocator.live_annotations import LiveAnnotations
 
-            self.live = LiveAnnotations(self.allocator, self.take, timeouts)
+            self.live = LiveAnnotations(self.allocator, self.take)
 
     def check(self) -> None:
         """Suspend the allocator while another program gives out CPUs, resume it when the kubelet's policy or the

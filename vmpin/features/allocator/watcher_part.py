@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from vmpin.config.settings import Config
-from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import UsageError, WatcherError
@@ -29,10 +28,10 @@ _NO_LIST = "the container runtime has not listed its containers yet", "is NRI on
 
 
 def watcher_part(node_state: NodeState, runtime: Callable[[], RuntimeLists | None],
-                 timeouts: Timeouts) -> WatcherPart:
+                 deadline: float) -> WatcherPart:
     """Make the part, with `allocate.mode` observe or on. :param runtime: None without NRI.
-    :raises SourceError: when the topology cannot be read."""
-    node = NodeAllocator(node_state, runtime, timeouts)
+    :param deadline: seconds for a CRI call. :raises SourceError: when the topology cannot be read."""
+    node = NodeAllocator(node_state, runtime, deadline)
     tasks = {"allocate": node.updates.run, "ended": node.ended.run}
     if node.live is not None:
         tasks["annotations"] = node.live.run
@@ -52,13 +51,13 @@ def _metrics(node: NodeAllocator, _: NodeView, per_sandbox: bool) -> Iterator[An
         yield from allocation_families(view, per_sandbox)
 
 
-def release_task(config: Config, timeouts: Timeouts) -> Callable[[], Coroutine[Any, Any, None]]:
+def release_task(config: Config, deadline: float) -> Callable[[], Coroutine[Any, Any, None]]:
     """The task that gives up the ledger of an allocator that was switched off; restarted when it ends, like every
-    task."""
+    task. :param deadline: seconds for a CRI call."""
     async def run() -> None:
         from vmpin.features.allocator.cri_calls import release_ledger
 
-        if await asyncio.to_thread(release_ledger, config, timeouts.cri_call):
+        if await asyncio.to_thread(release_ledger, config, deadline):
             await asyncio.Event().wait()
 
     return run

@@ -108,7 +108,7 @@ def _run_on_all_nodes(verb: str, args: Namespace) -> Callable[[Namespace], int] 
 def _watch(watcher: Watcher) -> WatcherPart:
     from vmpin.features.cluster.reporter_requests import ReporterRequests
 
-    return ReporterRequests(watcher, watcher.timeouts).part()
+    return ReporterRequests(watcher).part()
 
 
 def _checks() -> Sequence[Check]:

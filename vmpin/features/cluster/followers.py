@@ -19,7 +19,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vmpin.config.timeouts import Timeouts
 from vmpin.domain.pod_names import with_names
 from vmpin.domain.topology import Topology
 from vmpin.errors import WatcherError
@@ -41,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 MAX_FOLLOWERS = 8
+#: Seconds between a pass and the survey that follows it, as passes come in bursts.
+CALM = 0.1
+#: The longest time without a line (seconds), so that a client notices a watcher that hangs.
+BEAT = 10.0
 #: Lines that wait for one client, beyond what the kernel and the transport hold.
 MAX_WAITING = 32
 #: How often the kubelet's configuration is read (seconds): it takes that over at its start alone.
@@ -71,9 +74,9 @@ class FollowedWatcher(Protocol):
 class Followers:
     """The clients and their queues. `run` is a task of the watcher."""
 
-    def __init__(self, watcher: FollowedWatcher, timeouts: Timeouts) -> None:
+    def __init__(self, watcher: FollowedWatcher, calm: float = CALM, beat: float = BEAT) -> None:
         self._watcher = watcher
-        self._timeouts = timeouts
+        self._calm, self._beat = calm, beat
         self._wake = asyncio.Event()
         #: The lines that wait for each client; None in place of the last one ends it.
         self._queues: set[asyncio.Queue[bytes | None]] = set()
@@ -117,7 +120,7 @@ class Followers:
         """Send changes to followers until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timeouts.follow_beat if self else None):
+                async with asyncio.timeout(self._beat if self else None):
                     await self._wake.wait()
             self._wake.clear()
             if not self:
@@ -126,9 +129,9 @@ class Followers:
             await self._read_kubelet()
             began = time.monotonic()
             survey = Survey()
-            await in_turns(survey.take(self._watcher.view, self._watcher.guests.data), self._timeouts.scrape_turn)
+            await in_turns(survey.take(self._watcher.view, self._watcher.guests.data))
             self._send(survey)
-            await asyncio.sleep(max(self._timeouts.follow_calm, (time.monotonic() - began) / _SHARE))
+            await asyncio.sleep(max(self._calm, (time.monotonic() - began) / _SHARE))
 
     async def _read_kubelet(self) -> None:
         if self._kubelet is not None and time.monotonic() >= self._kubelet_due:
@@ -144,7 +147,7 @@ class Followers:
         gone = [sandbox for sandbox in self._sent if sandbox not in survey.sandboxes]
         self._sent = survey.sandboxes
         change = {} if node == self._node else {"node": node}
-        idle = not (change or changed or gone) and time.monotonic() - self._last < self._timeouts.follow_beat / 2
+        idle = not (change or changed or gone) and time.monotonic() - self._last < self._beat / 2
         if self._queues and not idle:
             self._last = time.monotonic()
             line = _line("change", **change, sandboxes=changed, gone=gone)

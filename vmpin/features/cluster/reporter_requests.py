@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import SandboxId
 from vmpin.errors import WatcherError
 from vmpin.feature import SocketRequest, WatcherPart, present
@@ -21,25 +20,27 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-
 T = TypeVar("T")
+
+#: Seconds between two requests of the reporter, at the least, and for which the last one counts.
+PAUSE, KEPT = 1.0, 180.0
 
 
 class Handover(Generic[T]):
-    """The value of the last request of one kind, until the reporter is silent for `Timeouts.handed_kept`. A sender
-    costs a bounded request in each `Timeouts.handed_pause`, and the memory of one.
-    :param operation: the request's name. :param clock: a steady one, in seconds."""
+    """The value of the last request of one kind, until the reporter is silent for KEPT. A sender costs a bounded
+    request in each `pause`, and the memory of one.
+    :param operation: the request's name. :param pause: in seconds. :param clock: a steady one, in seconds."""
 
-    def __init__(self, operation: str, timeouts: Timeouts, clock: Callable[[], float]) -> None:
-        self._operation, self._timeouts, self._clock = operation, timeouts, clock
+    def __init__(self, operation: str, pause: float, clock: Callable[[], float]) -> None:
+        self._operation, self._pause, self._clock = operation, pause, clock
         self._value: T | None = None
         self._admitted = self._taken = float("-inf")  #: By the clock.
 
     def admit(self) -> None:
         """Count a request, before its work. :raises WatcherError: too soon after the last one."""
         now = self._clock()
-        if now - self._admitted < self._timeouts.handed_pause:
-            raise WatcherError(f"{self._operation}: came less than {self._timeouts.handed_pause:g} s after another",
+        if now - self._admitted < self._pause:
+            raise WatcherError(f"{self._operation}: came less than {self._pause:g} s after another",
                                "send it again later")
         self._admitted = now
 
@@ -48,7 +49,7 @@ class Handover(Generic[T]):
 
     def value(self) -> T | None:
         """None before the first, and once the last has expired."""
-        if self._clock() - self._taken >= self._timeouts.handed_kept:
+        if self._clock() - self._taken >= KEPT:
             self._value = None
         return self._value
 
@@ -57,13 +58,13 @@ class ReporterRequests:
     """The part of the feature in a watcher. :param watcher: its attributes are read when requests come, as its
     construction is not finished before. :param clock: a steady one, in seconds."""
 
-    def __init__(self, watcher: FollowedWatcher, timeouts: Timeouts = TIMEOUTS,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, watcher: FollowedWatcher, pause: float = PAUSE, clock: Callable[[], float] = time.monotonic,
+                 ) -> None:
         self._watcher = watcher
-        self.followers = Followers(watcher, timeouts)
-        self._pods = Handover[None](watched_annotations.OPERATION, timeouts, clock)
+        self.followers = Followers(watcher)
+        self._pods = Handover[None](watched_annotations.OPERATION, pause, clock)
         #: Why the reporter does not reach the API server, "" where it does.
-        self._trouble = Handover[str](reporter_report.OPERATION, timeouts, clock)
+        self._trouble = Handover[str](reporter_report.OPERATION, pause, clock)
         self._pod_reports = 0
 
     def part(self) -> WatcherPart:

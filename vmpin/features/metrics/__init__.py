@@ -30,7 +30,7 @@ def _watch(watcher: Watcher) -> WatcherPart | None:
         return None
     from vmpin.features.metrics.exporter import Exporter
 
-    return WatcherPart(listening={"metrics": Exporter(watcher, watcher.timeouts).run})
+    return WatcherPart(listening={"metrics": Exporter(watcher).run})
 
 
 FEATURE = Feature(name="metrics", sections=_sections, fixed=("metrics.address",), sockets=_sockets, watch=_watch)

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.counters import Counters, Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
@@ -27,7 +26,7 @@ from vmpin.feature import WatcherPart
 from vmpin.features.metrics.metrics_settings import Address, metrics
 from vmpin.host import sockets
 from vmpin.host.files import identity
-from vmpin.host.sockets import Acceptor, in_turns
+from vmpin.host.sockets import NO_DESCRIPTORS, TURN, Acceptor, in_turns
 from vmpin.named_tuple import NamedTuple
 from vmpin.reconcile.view import NodeView
 from vmpin.status import health
@@ -42,6 +41,21 @@ logger = logging.getLogger(__name__)
 MAX_HEAD = 8192
 MAX_CONNECTIONS = 16
 BACKLOG = 16
+
+
+class HttpTimes(NamedTuple):
+    """Deadlines, pauses and periods, in seconds."""
+
+    head: float = 2.0  #: For the head of a request to arrive.
+    request: float = 10.0  #: For the whole request to be answered and read.
+    pace: float = 0.01  #: Between two connections that are accepted. A scrape comes every few seconds.
+    no_descriptors: float = NO_DESCRIPTORS
+    page_age: float = 1.0  #: For this long a scrape's page is given to the next client, too.
+    turn: float = TURN
+    loop_lag: float = 0.5  #: Between two measurements of the loop's lag.
+
+
+TIMES = HttpTimes()
 
 
 class HttpReply(NamedTuple):
@@ -68,30 +82,30 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(listener: socket.socket, handler: Handler, timeouts: Timeouts = TIMEOUTS,
+async def serve(listener: socket.socket, handler: Handler, times: HttpTimes = TIMES,
                 most: int = MAX_CONNECTIONS) -> None:
     """Answer until cancelled, `most` connections at a time. The caller closes the listener."""
-    places, acceptor = asyncio.Semaphore(most), Acceptor(listener, timeouts.no_descriptors)
+    places, acceptor = asyncio.Semaphore(most), Acceptor(listener, times.no_descriptors)
     async with asyncio.TaskGroup() as tasks:
         while True:
             await places.acquire()
             connection = await acceptor.accept()
-            tasks.create_task(_attend(connection, handler, timeouts)).add_done_callback(lambda _: places.release())
-            await asyncio.sleep(timeouts.http_pace)
+            tasks.create_task(_attend(connection, handler, times)).add_done_callback(lambda _: places.release())
+            await asyncio.sleep(times.pace)
 
 
-async def _attend(connection: socket.socket, handler: Handler, timeouts: Timeouts) -> None:
+async def _attend(connection: socket.socket, handler: Handler, times: HttpTimes) -> None:
     """Answer one request, and close the connection. No error in it ends the other connections."""
     loop = asyncio.get_running_loop()
     with connection, contextlib.suppress(Exception):
-        async with asyncio.timeout(timeouts.http_request):
-            async with asyncio.timeout(timeouts.http_head):
+        async with asyncio.timeout(times.request):
+            async with asyncio.timeout(times.head):
                 head = await _head(connection)
             if not head:
                 return
             await loop.sock_sendall(connection, await _answer(head, handler))
             connection.shutdown(socket.SHUT_WR)
-        async with asyncio.timeout(timeouts.http_head):
+        async with asyncio.timeout(times.head):
             await _drain(connection)
 
 
@@ -172,9 +186,9 @@ class ExportedWatcher(Protocol):
 class Exporter:
     """`run` is one of the watcher's tasks, where `metrics.address` is set."""
 
-    def __init__(self, watcher: ExportedWatcher, timeouts: Timeouts = TIMEOUTS) -> None:
+    def __init__(self, watcher: ExportedWatcher, times: HttpTimes = TIMES) -> None:
         self._watcher = watcher
-        self._timeouts = timeouts
+        self._times = times
         self._collector: NodeCollector | None = None
         self._scraping = asyncio.Lock()
         self._page = b""
@@ -188,10 +202,10 @@ class Exporter:
         await asyncio.to_thread(importlib.import_module, "vmpin.features.metrics.prometheus")
         listener = _listen(address, config.watch.status_group)
         own = None if address.path is None else identity(address.path)
-        lag = asyncio.create_task(measure_lag(self._watcher.counters.loop_lag, self._timeouts.loop_lag))
+        lag = asyncio.create_task(measure_lag(self._watcher.counters.loop_lag, self._times.loop_lag))
         try:
             logger.info("metrics at %s", address)
-            await serve(listener, self.answer, self._timeouts)
+            await serve(listener, self.answer, self._times)
         finally:
             lag.cancel()
             listener.close()
@@ -216,11 +230,11 @@ class Exporter:
     async def metrics(self) -> bytes:
         """Return all metrics as text. Requests that come while it is written get the same text."""
         async with self._scraping:
-            if time.monotonic() - self._written < self._timeouts.scrape_age:
+            if time.monotonic() - self._written < self._times.page_age:
                 return self._page
             from vmpin.features.metrics.prometheus import Headcount, NodeCollector, ScrapeData, text_of
 
-            watcher, turn = self._watcher, self._timeouts.scrape_turn
+            watcher, turn = self._watcher, self._times.turn
             count = Headcount()
             await in_turns(count.take(watcher.view), turn)
             collector = self._collector = self._collector or NodeCollector()

@@ -30,10 +30,10 @@ SILENCE = 45.0
 #: The longest line (bytes): 1,000 sandboxes take some 2 MB.
 MAX_LINE = 64 << 20
 #: Seconds between two requests with pods at the least, and until the same pods or trouble are sent again (the watcher
-#: keeps them for `Timeouts.handed_kept`).
+#: keeps them for `reporter_requests.KEPT`).
 PAUSE, AGAIN = 2.0, 60.0
-#: Seconds until trouble that the watcher did not take is sent again: it takes one in `Timeouts.handed_pause`, and may
-#: be away.
+#: Seconds until trouble that the watcher did not take is sent again: it takes one in `reporter_requests.PAUSE`, and
+#: may be away.
 RETRY = 5.0
 
 
