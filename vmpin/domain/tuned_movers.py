@@ -11,8 +11,8 @@ from collections.abc import Collection
 from vmpin.domain.facts import Tuned
 from vmpin.domain.foreign_pattern import search
 
-#: The main thread's name of Kata's usual VMM, for a node whose VMMs are unknown.
-USUAL = ("qemu-system-x86",)
+#: The main threads' names of Kata's usual VMM, and of the processes beside it, for a node whose VMs are unknown.
+VMMS, HELPERS = ("qemu-system-x86",), ("virtiofsd", "containerd-shim")
 #: Command lines of VMMs, as Kata starts them.
 _COMMANDS = ("/opt/kata/bin/qemu-system-x86_64 -name sandbox-1,debug-threads=on", "/usr/libexec/qemu-kvm -name "
              "sandbox-1", "/usr/bin/cloud-hypervisor --api-socket /run/vc/vm/1/clh-api.sock", "/firecracker --id 1")
@@ -28,10 +28,10 @@ def mask_options(tuned: Tuned) -> list[str]:
     return [key for key, setting in tuned.scheduler.items() if _sets_masks(key, str(setting.value).strip())]
 
 
-def movers(tuned: Tuned, vmms: Collection[str] = ()) -> list[str]:
-    """The options that set masks of VMMs' threads, and those that are not evaluated: they may match anything.
-    :param vmms: the names of the node's VMMs' main threads."""
-    spared = all(_spared(tuned, name) for name in vmms or USUAL)
+def movers(tuned: Tuned, names: Collection[str] = (*VMMS, *HELPERS)) -> list[str]:
+    """The options that set masks of VMs' threads, and those that are not evaluated: they may match anything.
+    :param names: the names of the main threads of VMs' processes."""
+    spared = all(_spared(tuned, name) for name in names)
     return [key for number, key in enumerate(mask_options(tuned))
             if (not spared if key == "isolated_cores" else
                 number >= _MAX_PATTERNS or _matches_vmms(str(tuned.scheduler[key].value)))]

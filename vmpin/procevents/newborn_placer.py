@@ -121,7 +121,7 @@ class NewbornPlacer:
         for pid in pids:
             stat = self._proc.stat(pid)
             owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
-            if owner is not None and owner[1] in self._view.followed:
+            if owner is not None and self._proc.tgid(owner[1]) in self._view.followed:
                 self._reconciler.inspect_process(pid)
                 changed = True
         return self._assign_processes() if changed else set()

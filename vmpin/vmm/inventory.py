@@ -174,7 +174,9 @@ class VmInventory:
                         if process.id == identity and process.role is helper.role), None)
             helpers.setdefault(vm.sandbox, []).append(old or Process(pid, identity, helper.role, argv))
         kernel: dict[int, list[VmThread]] = {}
-        for owner, thread in self.process_table.kernel.values():
+        served = {thread: vm.vmm.pid for vm in self.vms.values() for thread in vm.kernel_threads}
+        for creator, thread in self.process_table.kernel.values():
+            owner = served.get(thread) or self._process_of(creator, thread)
             kernel.setdefault(owner, []).append(thread)
         changed = set()
         for sandbox, vm in self.vms.items():
@@ -183,6 +185,17 @@ class VmInventory:
                 vm.helpers, vm.kernel_threads = own, threads
                 changed.add(sandbox)
         return changed
+
+    def _process_of(self, creator: int, worker: VmThread) -> int:
+        """The process of the thread that created a kernel thread, whose name has that thread's number, not the
+        process's: Dragonball starts vhost on a vCPU thread, Cloud Hypervisor creates the VM on a thread named vmm.
+        0 if the thread has ended. (drivers/vhost/vhost.c before 6.4: vhost_dev_set_owner; virt/kvm/kvm_main.c before
+        6.13: kvm_vm_create_worker_thread)"""
+        if creator in self.process_table.vmms:
+            return creator
+        stat = self.proc.stat(creator)
+        old = stat is not None and stat.starttime <= worker.id.starttime
+        return (self.proc.tgid(creator) or 0) if old else 0
 
     def refresh(self, vm: Vm) -> Refresh:
         """Read a VM's threads, and identify them again if the result may have changed. A VM whose VMM has ended is

@@ -99,8 +99,8 @@ def test_katas_pinning_names_the_file_the_handler_and_who_may_switch_it_on() -> 
     ({"isolated_cores": "2-3"}, "bad"),
     ({"group.ksoftirqd": "0:f:2:*:^ksoftirqd"}, "ok"), ({"group.vm": "0:f:2:1:qemu"}, "bad"),
     ({"isolated_cores": "2-3", "ps_blacklist": ".*pmd.*;.*qemu-kvm.*"}, "bad"),
-    ({"isolated_cores": "2-3", "ps_blacklist": ".*pmd.*;.*qemu-system.*"}, "ok"),
-    ({"isolated_cores": "2-3", "ps_blacklist": "(;.*qemu.*"}, "ok"),  # one pattern is none
+    ({"isolated_cores": "2-3", "ps_blacklist": ".*pmd.*;.*qemu-system.*"}, "warn"),  # not virtiofsd, nor the shim
+    ({"isolated_cores": "2-3", "ps_blacklist": "(;.*qemu.*;virtiofsd;-shim"}, "ok"),  # one pattern is none
     ({"isolated_cores": "2-3", "ps_blacklist": "("}, "bad"),
     ({"isolated_cores": "2-3", "cgroup_ps_blacklist": "/kubepods\\.slice/"}, "warn"),
 ])
@@ -194,14 +194,33 @@ def test_a_guest_that_is_waited_for_is_called_as_its_session_calls_it() -> None:
     assert WAITING == words.WAITING
 
 
-@pytest.mark.parametrize(("name", "level"), [("qemu-kvm", "ok"), ("qemu-system-x86", "bad")])
-def test_tuned_is_judged_by_the_names_of_the_vmms_that_run(name: str, level: str) -> None:
-    """RHEL's is qemu-kvm, which tuned's own profiles leave alone."""
-    sandbox = {"id": "a", "vmm": {"type": "qemu", "pid": 7}, "threads": [
-        {"tid": 7, "name": name}, {"tid": 8, "name": "CPU 0/KVM"}]}
-    found = facts(daemons=(Daemon("tuned", "tuned", 4),), status={"sandboxes": [sandbox]}, tuned=Tuned(
-        "p", (), {"isolated_cores": FoundSetting("1", "/t"), "ps_blacklist": FoundSetting(".*qemu-kvm.*", "/t")}))
+@pytest.mark.parametrize(("name", "helpers", "level"), [
+    ("qemu-kvm", {}, "ok"), ("qemu-system-x86", {}, "bad"),
+    ("qemu-kvm", {"virtiofsd": ("virtiofsd", "pool-spawner")}, "ok"),
+    ("qemu-kvm", {"virtiofsd": ("nydusd", "virtiofsd")}, "warn"), ("qemu-kvm", {"shim": ("containerd-shim",)}, "warn"),
+    ("qemu-kvm", {"vhost": ("vhost-7",)}, "warn"), ("qemu-kvm", {"emulator": ("worker",)}, "ok")])
+def test_tuned_is_judged_by_the_names_of_the_vms_processes(name: str, helpers: dict[str, tuple[str, ...]],
+                                                           level: str) -> None:
+    """RHEL's VMM is qemu-kvm, which tuned's own profiles leave alone, but not what serves the VM beside it."""
+    threads = [{"tid": 7, "role": "emulator", "name": name, "wanted": "0"},
+               {"tid": 8, "role": "vcpu", "name": "CPU 0/KVM", "wanted": "0"},
+               {"tid": 9, "role": "shim", "name": "x", "wanted": None}]  # policy.shim: off
+    threads += [{"tid": tid, "role": role, "name": comm, "wanted": "0"} for role, comms in helpers.items()
+                for tid, comm in enumerate(comms, 20)][::-1]
+    found = facts(daemons=(Daemon("tuned", "tuned", 4),), kernel=Kernel("6.1", (6, 1)), status={"sandboxes": [
+        {"id": "a", "vmm": {"type": "qemu", "pid": 7}, "threads": threads}]}, tuned=Tuned("p", (), {
+            "isolated_cores": FoundSetting("1", "/t"),
+            "ps_blacklist": FoundSetting(".*qemu-kvm.*;^virtiofsd", "/t")}))
     assert verdict("tuned", found).level == level
+
+
+def test_the_remedy_for_tuned_spares_every_process_of_a_vm() -> None:
+    patterns = re.search(r"ps_blacklist=(\S+)", verdict("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),),
+                         tuned=Tuned("p", (), {"isolated_cores": FoundSetting("1", "/t")}))).remedy)
+    assert patterns is not None
+    names = ("qemu-system-x86", "qemu-kvm", "cloud-hyperviso", "firecracker", "stratovirt", "openvmm", "virtiofsd",
+             "nydusd", "containerd-shim", "vhost-7", "kvm-pit/7", "kvm-nx-lpage-recovery-7")
+    assert [name for name in names if not any(re.search(pattern, name) for pattern in patterns[1].split(";"))] == []
 
 
 def test_tuned_without_a_profile_is_right() -> None:

@@ -194,7 +194,7 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("tuned", facts(tuned=Tuned("cpu-partitioning", scheduler={"isolated_cores": FoundSetting("2-3", "/t")})), "ok",
      "does not run"),
     ("tuned", partitioned(), "bad", "also sets the masks"),
-    ("tuned", partitioned("/usr/libexec/qemu-kvm"), "ok", "not those of VMMs"),
+    ("tuned", partitioned("/usr/libexec/qemu-kvm"), "warn", "spares VMMs"),
     ("tuned", partitioned("/usr/libexec/qemu-kvm", "/opt/kata/bin/cloud-hypervisor"), "bad", "also sets the masks"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),)), "ok", "balloons"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),),

@@ -19,7 +19,7 @@ from vmpin.domain.events import ContainerSeen, Source
 from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId, VcpuState
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.host import boottime
-from vmpin.host.procfs import Procfs, Stat
+from vmpin.host.procfs import PF_KTHREAD, Procfs, Stat
 from vmpin.host.sysfs import Sysfs
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.vmm import qemu
@@ -353,6 +353,28 @@ def test_new_kernel_threads_are_inspected_once_they_have_names(machine: Machine)
     follow_up = machine.take(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, 77, 77))
     assert (follow_up.kernel_threads, follow_up.relevant) == ({77}, False)
     assert machine.placer.place_kernel_threads([77, 2, os.getpid(), 1 << 22]) == set()
+
+
+class WithWorker(Procfs):
+    """Has a kernel thread that a thread created."""
+
+    def __init__(self, creator: int) -> None:
+        super().__init__()
+        self.creator = creator
+
+    def stat(self, pid: int | str) -> Stat | None:
+        return Stat(f"vhost-{self.creator}", "S", KTHREADD, PF_KTHREAD, 0, 0) if pid == 1 << 22 else super().stat(pid)
+
+
+def test_a_kernel_thread_that_no_main_thread_created_is_inspected(machine: Machine, crowd: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dragonball starts vhost on a vCPU thread, which the kernel thread's name has in place of the process."""
+    vmm = machine.running(crowd)
+    machine.node_state.proc = WithWorker(by_name(vmm, "call_rcu"))
+    placer, inspected = NewbornPlacer(machine.reconciler), list[int]()
+    monkeypatch.setattr(machine.reconciler, "inspect_process", inspected.append)
+    placer.place_kernel_threads([1 << 22])
+    assert inspected == [1 << 22]
 
 
 #: Ends a thread at each line, and makes another in its place.

@@ -164,6 +164,29 @@ def kernel_thread(root: Path, pid: int, name: str, start: int = 100) -> None:
     (root / str(pid) / "cmdline").write_bytes(b"")
 
 
+def test_kernel_threads_are_named_after_the_thread_that_created_them(tmp_path: Path) -> None:
+    """Dragonball starts vhost on a vCPU thread, Cloud Hypervisor KVM on its thread `vmm`."""
+    process(tmp_path, 4000, "shim", *SHIM)
+    process(tmp_path, 4100, "cloud-hyperviso", "cloud-hypervisor", "--api-socket", "/run/vc/vm/b/clh-api.sock")
+    for pid, tid, name in ((4000, 4001, "db_vcpu0"), (4100, 4101, "vmm")):
+        # /proc has threads' directories, but does not list them.
+        line = stat_line(tid, name)
+        make_tree(tmp_path, f"{pid}/task/{tid}/stat = {line}\n{tid}/stat = {line}\n{tid}/status = Tgid:\t{pid}\n")
+    kernel_thread(tmp_path, 5000, "vhost-4001")
+    kernel_thread(tmp_path, 5001, "kvm-nx-lpage-recovery-4101")
+    kernel_thread(tmp_path, 5002, "vhost-4001", start=99)  # its creator has ended, and another thread has the number
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
+
+    def workers(sandbox: str) -> list[int]:
+        return [thread.id.tid for thread in inventory.vms[SandboxId(sandbox)].kernel_threads]
+
+    assert (workers("a"), workers("b")) == ([5000], [5001])
+    shutil.rmtree(tmp_path / "4001")  # its creator ends, as a vCPU that is unplugged
+    inventory.scan({})
+    assert (workers("a"), workers("b")) == ([5000], [5001])
+
+
 @pytest.mark.parametrize("argv", [("nginx",), ("qemu-system-x86_64", "-name", "sandbox-b"), VIRTIOFSD])
 def test_a_kernel_thread_whose_number_is_a_process_by_now_is_no_vms(tmp_path: Path, argv: tuple[str, ...]) -> None:
     """It ended and the number was given away between two looks, so that it was never seen to be free."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
-from vmpin.domain.tuned_movers import mask_options, movers
+from vmpin.domain.tuned_movers import HELPERS, VMMS, mask_options, movers
 
 #: By kind of daemon: its effect on masks, and the remedy. tuned has a check of its own.
 PINNERS = {
@@ -59,24 +59,31 @@ def tuned(facts: NodeFacts) -> CheckResult:
         return ok("tuned runs without a profile (`tuned-adm off`)", *evidence)
     if not active.profile:
         return unknown("tuned runs, and its profile is unknown", *evidence, remedy="tuned-adm active")
-    options, moving = mask_options(active), movers(active, _vmm_names(facts))
+    options = mask_options(active)
+    moving, helping = movers(active, _vmm_names(facts)), movers(active, _helper_names(facts))
     if not options and active.lost:
         return unknown(f"tuned runs with profile {active.profile}, and {several(active.lost)} cannot be read here: "
                        "whether it sets masks is unknown", *evidence, remedy="read the profile's tuned.conf "
                        "where tuned runs: isolated_cores and group.* under [scheduler] set masks")
     if not options:
         return ok(f"tuned's profile {active.profile} sets no masks", *evidence)
-    if not moving:
-        return ok(f"tuned's profile {active.profile} sets masks, but not those of VMMs (ps_blacklist, ps_whitelist, "
+    if not moving and not helping:
+        return ok(f"tuned's profile {active.profile} sets masks, but not those of VMs (ps_blacklist, ps_whitelist, "
                   "or a group's pattern)", *evidence)
     if active.scheduler.get("cgroup_ps_blacklist"):
         return warn(f"tuned's profile {active.profile} sets masks; it excludes some cgroups, and the pattern decides "
                     "whether these are the VMs'", "make cgroup_ps_blacklist match the VMMs' cgroups, including "
                     "/kata_overhead", *evidence)
+    if not moving:
+        return warn(f"tuned's profile {active.profile} spares VMMs, but sets the masks of their virtiofsd or shims, "
+                    f"{several(helping)}", _SPARE, *evidence)
     return bad(f"tuned's scheduler plugin also sets the masks of VMMs: profile {active.profile}, {several(moving)}",
-               "in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-.*;.*cloud-hyperviso.*;"
-               ".*firecracker.*;.*openvmm.*;.*virtiofsd.*;.*nydusd.*;.*containerd-shim.* (tuned compares the first 15 "
-               "characters of a name; its default has only qemu-kvm)", *evidence)
+               _SPARE, *evidence)
+
+
+_SPARE = ("in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-.*;.*cloud-hyperviso.*;"
+          ".*firecracker.*;.*stratovirt.*;.*openvmm.*;.*virtiofsd.*;.*nydusd.*;.*containerd-shim.*;.*vhost-.*;.*kvm-.*"
+          " (tuned compares the first 15 characters of a name; its default has only qemu-kvm)")
 
 
 def _vmm_names(facts: NodeFacts) -> set[str]:
@@ -85,7 +92,22 @@ def _vmm_names(facts: NodeFacts) -> set[str]:
     running = {thread["name"] for sandbox in facts.sandboxes if (vmm := sandbox.get("vmm")) is not None
                for thread in sandbox["threads"] if thread["tid"] == vmm["pid"]}
     return running or {str(setting.value).rpartition("/")[2][:15] for config in facts.kata if config.read_by
-                       for _, setting in config.find("path")}
+                       for _, setting in config.find("path")} or {*VMMS}
+
+
+def _helper_names(facts: NodeFacts) -> set[str]:
+    """The names of the main threads of VMs' other processes that have a mask of vmpin's: of each role the eldest
+    thread; without VMs the usual ones. (Of kernel threads before Linux 6.4 as well, which are processes.)"""
+    if not any(sandbox.get("vmm") for sandbox in facts.sandboxes):
+        return {*HELPERS}
+    roles = {"virtiofsd", "shim"} | ({"vhost", "kvm"} if (facts.kernel.version or (6, 4)) < (6, 4) else set())
+    eldest: dict[str, tuple[int, str]] = {}
+    for sandbox in facts.sandboxes:
+        for thread in sandbox["threads"]:
+            if thread["wanted"] and thread["role"] in roles:
+                key, value = f"{sandbox['id']} {thread['role']}", (thread["tid"], thread["name"])
+                eldest[key] = min(value, eldest.get(key, value))
+    return {name for _, name in eldest.values()}
 
 
 def pinners(facts: NodeFacts) -> CheckResult:
