@@ -49,8 +49,9 @@ class GuestVmm:
         place = node.top / "vc/vm" / self.sandbox
         place.mkdir(parents=True)
         self._log = place / "log"
-        self._argv = ["firecracker", __file__, "--id", self.sandbox, str(place / "kata.hvsock"), str(vcpus),
-                      json.dumps([*containers]), json.dumps([*policy])]
+        self._argv = ["firecracker", __file__, "--config-file", f"/run/vc/firecracker/{self.sandbox}/fcConfig.json",
+                      str(place / "kata.hvsock"), str(vcpus), json.dumps([*containers]),
+                      json.dumps([*policy])]
         self._ports = ports
         self._process: subprocess.Popen[str] | None = None
 

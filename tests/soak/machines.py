@@ -105,7 +105,8 @@ class StandIn:
     def __init__(self, binary: Path, sandbox: str, vcpus: int, helpers: list[str],
                  listener: socket.socket | None = None) -> None:
         self.vcpus = vcpus
-        argv = ["/opt/kata/bin/firecracker", "--id", sandbox, "-smp", str(vcpus)] if listener is not None else [
+        argv = ["/opt/kata/bin/firecracker", "--config-file", f"{_RUN}/{sandbox}/fc.json",
+                "-smp", str(vcpus)] if listener is not None else [
                 "/opt/kata/bin/qemu-system-x86_64", "-name", f"sandbox-{sandbox},debug-threads=on", "-machine", "q35",
                 "-qmp", "unix:fd=3,server=on,wait=off", "-smp", str(vcpus), "-pidfile", f"{_RUN}/{sandbox}/pid"]
         lines = {"virtiofsd": ["/usr/libexec/virtiofsd", "--syslog", "--fd=3", "-o",

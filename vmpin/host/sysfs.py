@@ -83,7 +83,8 @@ class Sysfs:
 
     def _partitions(self) -> CpuSet:
         """The CPUs of isolated cpuset partitions: a file of the root cgroup lists them (kernel/cgroup/cpuset.c, since
-        Linux 6.7); before that, each partition's own files (since 6.1). Beside v1, version 2 is in `unified`."""
+        Linux 6.8); before that (since 6.1), and below the root of a cgroup namespace, each partition's own files.
+        Beside v1, version 2 is in `unified`."""
         for root in (f"{self.root}/fs/cgroup", f"{self.root}/fs/cgroup/unified"):
             if os.path.exists(f"{root}/cpuset.cpus.isolated"):
                 return cpu_list(f"{root}/cpuset.cpus.isolated") or EMPTY
@@ -92,7 +93,8 @@ class Sysfs:
         return EMPTY
 
     def _isolated_below(self, parent: str) -> CpuSet:
-        """The CPUs of valid isolated partitions, whose parents are the root or partitions themselves."""
+        """The CPUs of valid isolated partitions. Their parents are the root or partitions themselves, or pass CPUs to
+        them (remote partitions, since 6.7)."""
         isolated, cgroups = EMPTY, list[str]()
         with contextlib.suppress(OSError), os.scandir(parent) as entries:
             cgroups = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -100,7 +102,8 @@ class Sysfs:
             kind = text_of(f"{path}/cpuset.cpus.partition")
             if kind == "isolated":
                 isolated |= cpu_list(f"{path}/cpuset.cpus.effective") or EMPTY
-            if kind in ("isolated", "root"):
+            handed = f"{path}/cpuset.cpus.exclusive"
+            if kind in ("isolated", "root") or (os.path.exists(handed) and text_of(handed)):
                 isolated |= self._isolated_below(path)
         return isolated
 

@@ -3,18 +3,22 @@
 Sources: virtcontainers/fc.go; runtime-rs: hypervisor/src/firecracker.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vmpin.domain.model import SandboxId
-from vmpin.vmm.arguments import go_flag, run_directory_sandbox, run_directory_with, sandbox_id, socket_path
+from vmpin.vmm.arguments import go_flag, run_directory_sandbox, run_directory_with, socket_path
 from vmpin.vmm.vmm_type import GuestChannels, VmmType
 
 _ID_LENGTH = 32
+_ID = r"(?:[0-9a-f]{32}){1,2}"
 
 
 def _sandbox(argv: Sequence[str]) -> SandboxId | None:
-    return sandbox_id(go_flag(argv, "id")) or run_directory_sandbox(argv)
+    # Firecrackers that are not Kata's have ids, too. Kata gives one only to its jailer: a runtime's id, or its half.
+    name = go_flag(argv, "id")
+    return SandboxId(name) if re.fullmatch(_ID, name) else run_directory_sandbox(argv)
 
 
 def _hybrid_in_jail(argv: Sequence[str]) -> Path:

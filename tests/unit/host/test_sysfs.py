@@ -169,8 +169,9 @@ def test_cpus_on_the_kernels_command_line_that_do_not_exist_are_left_out(tmp_pat
     assert (topology.isolated, topology.nohz_full, topology.all_cpus) == (cpus("2-3"), cpus("2-3"), cpus("0-3"))
 
 
-#: Isolated partitions: as Linux 6.7 lists them, in a hierarchy beside v1, and before 6.7, where each cgroup has its
-#: own kind; "root" partitions may have isolated ones below.
+#: Isolated partitions: as Linux 6.8 lists them, in a hierarchy beside v1, and where each cgroup has its own kind:
+#: before 6.8, and in a container with a cgroup namespace. "root" partitions may have isolated ones below, and so may
+#: cgroups that pass CPUs down to remote ones.
 PARTITIONS = [
     ("fs/cgroup/cpuset.cpus.isolated = 2\nfs/cgroup/a/cpuset.cpus.partition = isolated\n", "2"),
     ("fs/cgroup/unified/cpuset.cpus.isolated = 2-3\n", "2-3"),
@@ -186,6 +187,17 @@ PARTITIONS = [
         fs/cgroup/e/cpuset.cpus.partition = member
         fs/cgroup/e/f/cpuset.cpus.partition = isolated invalid
         fs/cgroup/e/f/cpuset.cpus.effective = 0""", "1,3"),
+    ("""fs/cgroup/cgroup.controllers = cpuset
+        fs/cgroup/a/cpuset.cpus.partition = member
+        fs/cgroup/a/cpuset.cpus.exclusive = 2-3
+        fs/cgroup/a/b/cpuset.cpus.partition = member
+        fs/cgroup/a/b/cpuset.cpus.exclusive = 2-3
+        fs/cgroup/a/b/c/cpuset.cpus.partition = isolated
+        fs/cgroup/a/b/c/cpuset.cpus.effective = 2-3
+        fs/cgroup/d/cpuset.cpus.partition = member
+        fs/cgroup/d/cpuset.cpus.exclusive =
+        fs/cgroup/d/e/cpuset.cpus.partition = isolated invalid
+        fs/cgroup/d/e/cpuset.cpus.effective = 1""", "2-3"),
     ("fs/cgroup/cpuset/cpuset.cpus = 0-3\n", ""),
     ("""fs/cgroup/unified/cgroup.controllers = hugetlb
         fs/cgroup/unified/a/cpuset.cpus.partition = isolated

@@ -230,6 +230,17 @@ def test_a_shims_child_that_executes_a_virtiofsd_is_no_shim_any_more(tmp_path: P
     assert [thread.role for thread in vm.threads() if thread.pid == 5000] == [ThreadRole.VIRTIOFSD]
 
 
+@pytest.mark.parametrize(("name", "vms"), [
+    ("5a" * 16, {"5a" * 16}), ("5a" * 32, {"5a" * 32}), ("web-1", set()), ("5a" * 15, set()),
+    ("550e8400-e29b-41d4-a716-446655440000", set()), ("5A" * 16, set())])
+def test_a_firecracker_that_is_not_katas_is_left_alone(tmp_path: Path, name: str, vms: set[str]) -> None:
+    """It has an id, too: of people, or another program's."""
+    process(tmp_path, 4001, "firecracker", "firecracker", "--id", name, "--api-sock", "/run/vm.sock")
+    inventory = VmInventory(Procfs(tmp_path))
+    inventory.scan({})
+    assert set(inventory.vms) == vms
+
+
 def test_firecrackers_sandbox_is_the_one_of_the_shim_whose_id_was_cut(tmp_path: Path) -> None:
     whole = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788" + "0123456789abcdef" * 2
     process(tmp_path, 4001, "firecracker", "/firecracker", "--id", whole[:32], "--start-time-us", "1")

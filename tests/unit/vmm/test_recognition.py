@@ -335,7 +335,7 @@ VMMS = [
     ("/usr/bin/stratovirt -name sandbox -qmp unix:/run/vc/vm/a1/qmp.socket,server,nowait", STRATO, "a1"),
     ("/usr/bin/stratovirt", STRATO, None),
     ("/usr/bin/stratovirt-2.4 -name sandbox -qmp unix:/run/vc/vm/a1/qmp.socket", STRATO, "a1"),
-    ("/firecracker --id=a1 --start-time-us=1", FC, "a1"),
+    ("/firecracker --id=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a --start-time-us=1", FC, "5a" * 16),
     (f"/opt/kata/bin/openvmm --ttrpc /run/kata/{SID}/openvmm.sock", openvmm.OPENVMM, SID),
     ("openvmm-debug --ttrpc=/srv/x.sock", openvmm.OPENVMM, None),
 ]
