@@ -22,6 +22,7 @@ DAEMONS = {
     "irqbalance": "irqbalance", "tuned": "tuned", "numad": "numad", "libvirtd": "libvirt", "virtqemud": "libvirt",
     "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
     "nri-resource-policy-topology-aware": "topology-aware", "nri-resource-policy": "nri-policy",
+    "weka-cpuset": "nri-policy", "cpusets-controller": "cpu-pooler",
     "koordlet": "koordinator", "crane-agent": "crane", "cri-resmgr": "cri-resmgr", "dracpu": "dra-driver-cpu",
     "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler", "ctlplane": "ctlplane", "cmk.py": "cmk",
     "mixedcpu": "mixed-cpus", "mixedcpus": "mixed-cpus"}

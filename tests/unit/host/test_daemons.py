@@ -217,7 +217,8 @@ def test_tuned_with_an_empty_file_for_its_profile_is_switched_off(tmp_path: Path
 
 
 @pytest.mark.parametrize(("argv0", "kind"), [
-    ("/dracpu", "dra-driver-cpu"), ("/katalyst/bin/katalyst-agent", "katalyst"), ("/koordlet", "koordinator"),
+    ("/usr/local/bin/weka-cpuset", "nri-policy"), ("/cpusets-controller", "cpu-pooler"), ("/dracpu", "dra-driver-cpu"),
+    ("/katalyst/bin/katalyst-agent", "katalyst"), ("/koordlet", "koordinator"),
     ("/opt/nri/plugins/10-dracpu", "dra-driver-cpu"), ("/bin/nri-resource-policy-template", "nri-policy"),
     ("/opt/nri/plugins/90-nri-resource-policy-balloons", "balloons"), ("/cpusetter", "cpu-pooler"),
     ("/ctlplane", "ctlplane"), ("/bin/mixedcpu", "mixed-cpus"), ("/bin/mixedcpus", "mixed-cpus"),
