@@ -102,7 +102,20 @@ def test_the_limit_of_a_process_is_found_by_each_of_its_threads() -> None:
 def test_real_time_threads_are_limited_where_others_keep_a_part(tmp_path: Path, runtime: str, period: str,
                                                                 limits: bool) -> None:
     make_tree(tmp_path, f"sys/kernel/sched_rt_runtime_us = {runtime}\nsys/kernel/sched_rt_period_us = {period}\n")
-    why = why_unlimited(Procfs(tmp_path))
+    why = why_unlimited(Procfs(tmp_path), tmp_path, "6.11.0-1")
     assert why.startswith("" if limits else f"kernel.sched_rt_runtime_us is {runtime or 'not readable'}: ")
     assert bool(why) is not limits
-    assert why_unlimited(Procfs(tmp_path / "nothing"))
+    assert why_unlimited(Procfs(tmp_path / "nothing"), tmp_path, "")
+
+
+@pytest.mark.parametrize(("runtimes", "off"), [(("50000000", "50000000"), ""), (("50000000", "0"), "1"),
+                                               (("0", "0"), "0-1"), ((), "")])
+def test_since_linux_6_12_the_fair_server_limits_real_time_threads(tmp_path: Path, runtimes: tuple[str, ...],
+                                                                   off: str) -> None:
+    """Whatever kernel.sched_rt_runtime_us is: tuned's profile realtime sets -1."""
+    tree = "".join(f"kernel/debug/sched/fair_server/cpu{cpu}/runtime = {runtime}\n"
+                   for cpu, runtime in enumerate(runtimes))
+    make_tree(tmp_path, f"{tree}sys/kernel/sched_rt_runtime_us = -1\n")
+    why = why_unlimited(Procfs(tmp_path), tmp_path, "6.12.0")
+    assert why.startswith(f"the fair server is off on CPUs {off} " if off else "")
+    assert bool(why) is bool(off)

@@ -20,8 +20,9 @@ def vcpu_class(facts: NodeFacts) -> CheckResult:
                 *([f"set for {number_of(entry['set'], 'vCPU')}"] if entry else []),
                 *(f"the kernel's threads {name} have {its}" for name, its in sorted(found["kernel"].items()))]
     if found["unlimited"] and facts.settings.get("scheduling.without_throttling") != "true":
-        return warn(f"no class is set: {found['unlimited']}", "sysctl kernel.sched_rt_runtime_us=950000 leaves other "
-                    "threads a twentieth of each CPU", *evidence)
+        return warn(f"no class is set: {found['unlimited']}", "sysctl kernel.sched_rt_runtime_us=950000, or from "
+                    "Linux 6.12 on 50000000 in cpuN/runtime of the fair server, leaves other threads a twentieth of "
+                    "each CPU", *evidence)
     if found["restricted"]:
         return warn("the watcher's unit forbids real-time classes (RestrictRealtime=yes)", _DROP_IN, *evidence)
     why = {vcpu["why"] for sandbox in facts.status.get("sandboxes", ()) if sandbox.get("scheduling")

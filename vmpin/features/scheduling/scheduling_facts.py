@@ -13,7 +13,7 @@ from vmpin.bounded import MAX_PID, parse_whole
 from vmpin.config.settings import Config
 from vmpin.errors import SourceError
 from vmpin.features.scheduling.sched_class import FIFO, RR, SchedClass
-from vmpin.features.scheduling.thread_class import class_of, why_unlimited
+from vmpin.features.scheduling.thread_class import class_of, kernel_release, why_unlimited
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs, read_file
 
@@ -32,7 +32,8 @@ def scheduling_facts(config: Config, root: Path) -> dict[str, Any]:
     settings, proc, files = config.of_features["scheduling"], Procfs(config.paths.proc), Files(root)
     if settings.vcpu_class == "other" and not settings.privileged_namespaces:
         return {}
-    return {"unlimited": why_unlimited(proc), "groups": _groups(config, proc, files), "restricted": restricted(files),
+    return {"unlimited": why_unlimited(proc, config.paths.sys, kernel_release(proc)),
+            "groups": _groups(config, proc, files), "restricted": restricted(files),
             "kernel": _kernel_threads(proc)}
 
 
@@ -41,9 +42,8 @@ def _groups(config: Config, proc: Procfs, files: Files) -> str:
         return "v1"
     built = b""
     with suppress(OSError, EOFError, SourceError):
-        release = (read_file(f"{proc.root}/sys/kernel/osrelease", 256) or b"").decode("ascii", "replace").strip()
         packed = read_file(f"{proc.root}/config.gz", 1 << 20)
-        built = gzip.decompress(packed) if packed else files.read(f"/boot/config-{release}") or b""
+        built = gzip.decompress(packed) if packed else files.read(f"/boot/config-{kernel_release(proc)}") or b""
     return "v2" if _GROUPS in built else ""
 
 

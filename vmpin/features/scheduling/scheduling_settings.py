@@ -26,4 +26,4 @@ class SchedulingSettings(NamedTuple):
         "separated by commas")
     without_throttling: bool = setting(
         False, values.flag, "whether the class is set even if the kernel lets real-time threads take all of a CPU's "
-        "time (kernel.sched_rt_runtime_us is -1)")
+        "time (kernel.sched_rt_runtime_us is -1; from Linux 6.12 on the fair server is off)")

@@ -20,7 +20,7 @@ from vmpin.features.scheduling.lone_vcpus import why_not_alone
 from vmpin.features.scheduling.pod_choices import PodChoices
 from vmpin.features.scheduling.sched_class import SchedClass, parse_class
 from vmpin.features.scheduling.scheduling_settings import SchedulingSettings
-from vmpin.features.scheduling.thread_class import class_of, why_unlimited
+from vmpin.features.scheduling.thread_class import class_of, kernel_release, why_unlimited
 from vmpin.host import affinity
 from vmpin.named_tuple import NamedTuple
 from vmpin.placement.ownership import Ownership, find_collisions
@@ -58,6 +58,7 @@ class NodeScheduling:
         self._collided = EMPTY
         #: Why no class is set on this node, and why the last pass failed; "" for no reason.
         self._stopped, self._failure = "", ""
+        self._release = kernel_release(view.proc)
 
     def part(self) -> WatcherPart:
         return WatcherPart(begin=self._begin, after_pass=self._after_pass, after_resync=self._after_resync,
@@ -72,7 +73,8 @@ class NodeScheduling:
     # Decisions
 
     def _read_limit(self) -> None:
-        stopped = "" if self._settings.without_throttling else why_unlimited(self._view.proc)
+        stopped = "" if self._settings.without_throttling else why_unlimited(
+            self._view.proc, self._view.config.paths.sys, self._release)
         if stopped != self._stopped:
             logger.log(logging.ERROR if stopped else logging.INFO, "classes of vCPUs are %s",
                        f"not set: {stopped}" if stopped else "set again")

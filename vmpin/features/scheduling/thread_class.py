@@ -7,10 +7,12 @@ import contextlib
 import os
 
 from vmpin.bounded import parse_whole
+from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.model import ThreadId
 from vmpin.features.scheduling.sched_class import RESET_ON_FORK, SchedClass
 from vmpin.host.affinity import lives
-from vmpin.host.procfs import Procfs, parse_stat, read_file
+from vmpin.host.procfs import Procfs, linux, parse_stat, read_file
+from vmpin.host.sysfs import numbered, text_of
 
 _STAT_SIZE = 4096
 _MICROSECONDS = 1 << 40
@@ -64,8 +66,16 @@ def run_time_limit(proc: Procfs, pid: int) -> str:
     return ""
 
 
-def why_unlimited(proc: Procfs) -> str:
-    """Why real-time threads might have all of a CPU's time, or none; "" if the kernel leaves other threads a part."""
+def kernel_release(proc: Procfs) -> str:
+    """The kernel's release; "" if it cannot be read."""
+    return (read_file(f"{proc.root}/sys/kernel/osrelease", 256) or b"").decode("ascii", "replace").strip()
+
+
+def why_unlimited(proc: Procfs, sys: str | os.PathLike[str], release: str) -> str:
+    """Why real-time threads might have all of a CPU's time, or none; "" if the kernel leaves other threads a part.
+    :param release: the kernel's, of `kernel_release`; one without a version counts as old."""
+    if (linux(release) or (0, 0)) >= (6, 12):
+        return _without_fair_server(f"{os.fspath(sys)}/kernel/debug/sched/fair_server")
     runtime, period = (
         (read_file(f"{proc.root}/sys/kernel/sched_rt_{name}_us", 64) or b"").strip() for name in ("runtime", "period"))
     share, whole = parse_whole(runtime, _MICROSECONDS, 1), parse_whole(period, _MICROSECONDS, 1)
@@ -73,3 +83,13 @@ def why_unlimited(proc: Procfs) -> str:
         return ""
     text = runtime.decode("ascii", "replace") or "not readable"
     return f"kernel.sched_rt_runtime_us is {text}: it limits no real-time thread (scheduling.without_throttling)"
+
+
+def _without_fair_server(directory: str) -> str:
+    """Since Linux 6.12 the fair server leaves other threads a part of each CPU, whatever kernel.sched_rt_runtime_us
+    is. Only debugfs shows and changes its run time, and 0 switches it off (kernel/sched/debug.c:
+    sched_fair_server_write): where that cannot be read it is on."""
+    off = CpuSet(cpu for cpu in numbered(directory, "cpu")
+                 if cpu <= MAX_CPU and text_of(f"{directory}/cpu{cpu}/runtime") == "0")
+    return (f"the fair server is off on CPUs {off} ({directory}): nothing limits real-time threads there "
+            "(scheduling.without_throttling)") if off else ""
