@@ -50,6 +50,8 @@ class VmInventory:
         #: By sandbox, the pids of VMMs with equally strong evidence for it; the first one is placed.
         self.contested: dict[SandboxId, tuple[int, ...]] = {}
         self._duplicates: set[tuple[SandboxId, int]] = set()
+        #: By kernel thread, the process that it works for: kept, because its creator may end before it.
+        self._workers: dict[ThreadId, int] = {}
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 
     def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool = False) -> set[SandboxId]:
@@ -174,9 +176,10 @@ class VmInventory:
                         if process.id == identity and process.role is helper.role), None)
             helpers.setdefault(vm.sandbox, []).append(old or Process(pid, identity, helper.role, argv))
         kernel: dict[int, list[VmThread]] = {}
-        served = {thread: vm.vmm.pid for vm in self.vms.values() for thread in vm.kernel_threads}
+        before, self._workers = self._workers, {}
         for creator, thread in self.process_table.kernel.values():
-            owner = served.get(thread) or self._process_of(creator, thread)
+            owner = before[thread.id] if thread.id in before else self._process_of(creator, thread)
+            self._workers[thread.id] = owner
             kernel.setdefault(owner, []).append(thread)
         changed = set()
         for sandbox, vm in self.vms.items():

@@ -164,6 +164,18 @@ def kernel_thread(root: Path, pid: int, name: str, start: int = 100) -> None:
     (root / str(pid) / "cmdline").write_bytes(b"")
 
 
+class AskedForProcesses(Procfs):
+    """Keeps the threads whose processes were read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.threads: list[int] = []
+
+    def tgid(self, pid: int) -> int | None:
+        self.threads.append(pid)
+        return super().tgid(pid)
+
+
 def test_kernel_threads_are_named_after_the_thread_that_created_them(tmp_path: Path) -> None:
     """Dragonball starts vhost on a vCPU thread, Cloud Hypervisor KVM on its thread `vmm`."""
     process(tmp_path, 4000, "shim", *SHIM)
@@ -175,7 +187,8 @@ def test_kernel_threads_are_named_after_the_thread_that_created_them(tmp_path: P
     kernel_thread(tmp_path, 5000, "vhost-4001")
     kernel_thread(tmp_path, 5001, "kvm-nx-lpage-recovery-4101")
     kernel_thread(tmp_path, 5002, "vhost-4001", start=99)  # its creator has ended, and another thread has the number
-    inventory = VmInventory(Procfs(tmp_path))
+    proc = AskedForProcesses(tmp_path)
+    inventory = VmInventory(proc)
     inventory.scan({})
 
     def workers(sandbox: str) -> list[int]:
@@ -185,6 +198,7 @@ def test_kernel_threads_are_named_after_the_thread_that_created_them(tmp_path: P
     shutil.rmtree(tmp_path / "4001")  # its creator ends, as a vCPU that is unplugged
     inventory.scan({})
     assert (workers("a"), workers("b")) == ([5000], [5001])
+    assert sorted(proc.threads) == [4001, 4101], "each is read once: a node has hundreds, also of others' VMs"
 
 
 @pytest.mark.parametrize("argv", [("nginx",), ("qemu-system-x86_64", "-name", "sandbox-b"), VIRTIOFSD])
