@@ -270,6 +270,16 @@ class RunDirectoryFacts:
 
 
 @dataclass(frozen=True)
+class VmProcess:
+    """A process of a VM whose threads vmpin places, by its main thread; before Linux 6.4 also a kernel thread of it.
+    `cgroups` is its /proc/PID/cgroup, the lines separated by commas."""
+
+    name: str
+    cgroups: str
+    vmm: bool
+
+
+@dataclass(frozen=True)
 class NodeFacts:
     """All facts about a node. `status` is the status document, {} without one (`status_trouble`); `settings` are the
     values of the effective configuration as text, by key, `of_features` the facts of features, by name. `sees`:
@@ -291,6 +301,7 @@ class NodeFacts:
     daemons: tuple[Daemon, ...] = ()
     allocators: tuple[OtherAllocator, ...] = ()
     tuned: Tuned = Tuned()
+    vm_processes: tuple[VmProcess, ...] = ()  #: Of VMs in the status; read only where tuned runs.
     connector: ConnectorFacts = ConnectorFacts()
     watcher: WatcherFacts = WatcherFacts()
     run: RunDirectoryFacts = RunDirectoryFacts("")

@@ -37,6 +37,13 @@ def movers(tuned: Tuned, names: Collection[str] = (*VMMS, *HELPERS)) -> list[str
                 number >= _MAX_PATTERNS or _matches_vmms(str(tuned.scheduler[key].value)))]
 
 
+def spares_cgroup(tuned: Tuned, cgroups: str) -> bool | None:
+    """Whether tuned leaves a process in these cgroups alone, whatever option chooses it; None for unknown.
+    :param cgroups: its /proc/PID/cgroup, the lines separated by commas."""
+    black = tuned.scheduler.get("cgroup_ps_blacklist")
+    return black is not None and _listed(str(black.value), cgroups)
+
+
 def _sets_masks(key: str, value: str) -> bool:
     if key == "isolated_cores":
         return bool(value) and _VARIABLE.search(value) is None

@@ -20,6 +20,7 @@ from vmpin.domain.facts import (
     NodeFacts,
     Rights,
     Tuned,
+    VmProcess,
     WatcherFacts,
 )
 from vmpin.domain.finding import CheckResult, Finding, Level, several
@@ -194,23 +195,33 @@ def test_a_guest_that_is_waited_for_is_called_as_its_session_calls_it() -> None:
     assert WAITING == words.WAITING
 
 
-@pytest.mark.parametrize(("name", "helpers", "level"), [
-    ("qemu-kvm", {}, "ok"), ("qemu-system-x86", {}, "bad"),
-    ("qemu-kvm", {"virtiofsd": ("virtiofsd", "pool-spawner")}, "ok"),
-    ("qemu-kvm", {"virtiofsd": ("nydusd", "virtiofsd")}, "warn"), ("qemu-kvm", {"shim": ("containerd-shim",)}, "warn"),
-    ("qemu-kvm", {"vhost": ("vhost-7",)}, "warn"), ("qemu-kvm", {"emulator": ("worker",)}, "ok")])
-def test_tuned_is_judged_by_the_names_of_the_vms_processes(name: str, helpers: dict[str, tuple[str, ...]],
-                                                           level: str) -> None:
+IN_POD, OUTSIDE = "0::/kubepods.slice/kubepods-pod1.slice/crio-a.scope", "0::/system.slice/containerd.service"
+
+
+@pytest.mark.parametrize(("name", "helper", "cgroups", "level"), [
+    ("qemu-kvm", "virtiofsd", OUTSIDE, "ok"), ("qemu-system-x86", "virtiofsd", OUTSIDE, "bad"),
+    ("qemu-kvm", "nydusd", OUTSIDE, "warn"), ("qemu-kvm", "containerd-shim", OUTSIDE, "warn"),
+    ("qemu-kvm", "vhost-7", OUTSIDE, "warn"),
+    # OpenShift's profile: the pods' cgroups
+    ("qemu-kvm", "containerd-shim", IN_POD, "ok"), ("qemu-system-x86", "nydusd", IN_POD, "bad")])
+def test_tuned_is_judged_by_the_processes_of_the_vms_that_run(name: str, helper: str, cgroups: str,
+                                                              level: str) -> None:
     """RHEL's VMM is qemu-kvm, which tuned's own profiles leave alone, but not what serves the VM beside it."""
-    threads = [{"tid": 7, "role": "emulator", "name": name, "wanted": "0"},
-               {"tid": 8, "role": "vcpu", "name": "CPU 0/KVM", "wanted": "0"},
-               {"tid": 9, "role": "shim", "name": "x", "wanted": None}]  # policy.shim: off
-    threads += [{"tid": tid, "role": role, "name": comm, "wanted": "0"} for role, comms in helpers.items()
-                for tid, comm in enumerate(comms, 20)][::-1]
-    found = facts(daemons=(Daemon("tuned", "tuned", 4),), kernel=Kernel("6.1", (6, 1)), status={"sandboxes": [
-        {"id": "a", "vmm": {"type": "qemu", "pid": 7}, "threads": threads}]}, tuned=Tuned("p", (), {
-            "isolated_cores": FoundSetting("1", "/t"),
-            "ps_blacklist": FoundSetting(".*qemu-kvm.*;^virtiofsd", "/t")}))
+    scheduler = {"isolated_cores": "1", "ps_blacklist": ".*qemu-kvm.*;^virtiofsd",
+                 "cgroup_ps_blacklist": "/kubepods\\.slice/"}
+    found = facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", (), {
+        key: FoundSetting(value, "/t") for key, value in scheduler.items()}), vm_processes=(
+            VmProcess(name, OUTSIDE, True), VmProcess(helper, cgroups, False)))
+    assert verdict("tuned", found).level == level
+
+
+@pytest.mark.parametrize(("pattern", "level"), [
+    ("/kubepods\\.slice/", "ok"), ("(?i)/KUBEPODS", "warn"), ("^9:", "bad")])
+def test_the_cgroups_that_tuned_spares_are_compared_with_the_vms(pattern: str, level: str) -> None:
+    found = facts(daemons=(Daemon("tuned", "tuned", 4),), vm_processes=(VmProcess("qemu-system-x86", IN_POD, True),),
+                  tuned=Tuned("p", (), {"isolated_cores": FoundSetting("1", "/t"),
+                                        "group.vm": FoundSetting("0:f:2:1:qemu", "/t"),
+                                        "cgroup_ps_blacklist": FoundSetting(pattern, "/t")}))
     assert verdict("tuned", found).level == level
 
 

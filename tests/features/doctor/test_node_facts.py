@@ -17,7 +17,7 @@ from trees import make_tree
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.domain.facts import ConnectorFacts, NodeFacts, Rights, WatcherFacts
+from vmpin.domain.facts import ConnectorFacts, NodeFacts, Rights, VmProcess, WatcherFacts
 from vmpin.features.doctor.checks import examine
 from vmpin.features.doctor.node_facts import CAPABILITIES, available, collect_facts, kernel, rights, run_directory
 from vmpin.host.procfs import Procfs
@@ -185,6 +185,20 @@ def test_a_kubelet_in_a_container_is_read_where_it_runs(tmp_path: Path) -> None:
     """)
     found = looked(config, tmp_path).kubelet
     assert (found.directory, found.reached, found.text("cpuManagerPolicy")) == ("/kubelet", True, "static")
+
+
+def test_the_processes_of_vms_are_read_for_what_tuned_spares(tmp_path: Path) -> None:
+    tree = "proc/30/cgroup = 12:cpuset:/kubepods/pod1\\n0::/x\nproc/33/cgroup = 0::/\nproc/7/cmdline = tuned\n"
+    tree += "".join(f"proc/{tid}/status = Tgid:\t{pid}\n" for tid, pid in ((30, 30), (31, 30), (32, 32), (33, 33)))
+    config = made_up(tmp_path, f"{tree}sys/\n")
+    threads = [{"tid": tid, "name": name, "wanted": wanted} for tid, name, wanted in (
+        (30, "qemu-kvm", None), (31, "CPU 0/KVM", "0"), (32, "virtiofsd", None), (33, "vhost-30", "0"))]
+    status = {"sandboxes": [{"vmm": {"pid": 30}, "threads": threads}, {"vmm": None, "threads": []}]}
+    found = collect_facts(config, tmp_path, WatcherFacts(), status)
+    assert found.vm_processes == (VmProcess("qemu-kvm", "12:cpuset:/kubepods/pod1,0::/x", True),
+                                  VmProcess("vhost-30", "0::/", False))
+    shutil.rmtree(tmp_path / "proc/7")
+    assert collect_facts(config, tmp_path, WatcherFacts(), status).vm_processes == ()
 
 
 def test_tuned_in_a_container_has_files_of_its_own(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from vmpin.domain.facts import (
     Rights,
     RunDirectoryFacts,
     Tuned,
+    VmProcess,
     WatcherFacts,
 )
 from vmpin.domain.terminal import as_written
@@ -203,8 +204,9 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         kata=configurations(files, runtimes), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
         allocators=OtherAllocatorSearch(proc, files, (config.paths.nri, *cri.sockets(config.paths.cri)),
                                         config.paths.kubelet).find(),
-        tuned=_tuned(proc, files, programs), connector=_connector(watcher, own),
-        watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
+        tuned=_tuned(proc, files, programs), vm_processes=_vm_processes(proc, programs, status),
+        connector=_connector(watcher, own), watcher=watcher, run=run_directory(config, proc), status=status,
+        status_trouble=status_trouble,
         settings={key: as_written(entry["value"]) for key, entry in config.data().items()},
         of_features={feature.name: feature.facts(config, root) for feature in features() if feature.facts is not None})
 
@@ -277,6 +279,19 @@ def _tuned(proc: Procfs, files: Files, programs: Iterable[daemons.Program]) -> T
     if running is None:
         return daemons.tuned(files)
     return daemons.tuned(own_files(proc, running.pid, files), daemons.flag(running.argv, "profile", "p"))
+
+
+def _vm_processes(proc: Procfs, programs: Iterable[daemons.Program], status: Mapping[str, Any]) -> tuple[
+        VmProcess, ...]:
+    """The processes of the VMs in the status, if tuned runs: their main threads, and kernel threads."""
+    processes = []
+    for sandbox in status.get("sandboxes", ()) if any(program.name == "tuned" for program in programs) else ():
+        vmm = (sandbox.get("vmm") or {}).get("pid")
+        for thread in sandbox["threads"]:
+            if (tid := thread["tid"]) == vmm or (thread["wanted"] and proc.tgid(tid) == tid):
+                processes.append(VmProcess(thread["name"], _text(f"{proc.root}/{tid}/cgroup").replace("\n", ","),
+                                           tid == vmm))
+    return tuple(processes)
 
 
 def _checkpoint(directory: Path) -> Checkpoint | None:

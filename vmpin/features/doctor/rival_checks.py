@@ -4,9 +4,11 @@ Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
-from vmpin.domain.tuned_movers import HELPERS, VMMS, mask_options, movers
+from vmpin.domain.tuned_movers import HELPERS, VMMS, mask_options, movers, spares_cgroup
 
 #: By kind of daemon: its effect on masks, and the remedy. tuned has a check of its own.
 PINNERS = {
@@ -60,7 +62,9 @@ def tuned(facts: NodeFacts) -> CheckResult:
     if not active.profile:
         return unknown("tuned runs, and its profile is unknown", *evidence, remedy="tuned-adm active")
     options = mask_options(active)
-    moving, helping = movers(active, _vmm_names(facts)), movers(active, _helper_names(facts))
+    spared = [spares_cgroup(active, process.cgroups) for process in facts.vm_processes]
+    vmms, helpers = _names(facts, spared)
+    moving, helping = (movers(active, names) if names else [] for names in (vmms, helpers))
     if not options and active.lost:
         return unknown(f"tuned runs with profile {active.profile}, and {several(active.lost)} cannot be read here: "
                        "whether it sets masks is unknown", *evidence, remedy="read the profile's tuned.conf "
@@ -69,8 +73,8 @@ def tuned(facts: NodeFacts) -> CheckResult:
         return ok(f"tuned's profile {active.profile} sets no masks", *evidence)
     if not moving and not helping:
         return ok(f"tuned's profile {active.profile} sets masks, but not those of VMs (ps_blacklist, ps_whitelist, "
-                  "or a group's pattern)", *evidence)
-    if active.scheduler.get("cgroup_ps_blacklist"):
+                  "cgroup_ps_blacklist, or a group's pattern)", *evidence)
+    if active.scheduler.get("cgroup_ps_blacklist") and (None in spared or not spared):
         return warn(f"tuned's profile {active.profile} sets masks; it excludes some cgroups, and the pattern decides "
                     "whether these are the VMs'", "make cgroup_ps_blacklist match the VMMs' cgroups, including "
                     "/kata_overhead", *evidence)
@@ -86,28 +90,14 @@ _SPARE = ("in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-
           " (tuned compares the first 15 characters of a name; its default has only qemu-kvm)")
 
 
-def _vmm_names(facts: NodeFacts) -> set[str]:
-    """The names of the main threads of the node's VMMs, by the status; without VMs, of those that Kata's
-    configurations name. The kernel cuts a name to 15 characters."""
-    running = {thread["name"] for sandbox in facts.sandboxes if (vmm := sandbox.get("vmm")) is not None
-               for thread in sandbox["threads"] if thread["tid"] == vmm["pid"]}
-    return running or {str(setting.value).rpartition("/")[2][:15] for config in facts.kata if config.read_by
-                       for _, setting in config.find("path")} or {*VMMS}
-
-
-def _helper_names(facts: NodeFacts) -> set[str]:
-    """The names of the main threads of VMs' other processes that have a mask of vmpin's: of each role the eldest
-    thread; without VMs the usual ones. (Of kernel threads before Linux 6.4 as well, which are processes.)"""
-    if not any(sandbox.get("vmm") for sandbox in facts.sandboxes):
-        return {*HELPERS}
-    roles = {"virtiofsd", "shim"} | ({"vhost", "kvm"} if (facts.kernel.version or (6, 4)) < (6, 4) else set())
-    eldest: dict[str, tuple[int, str]] = {}
-    for sandbox in facts.sandboxes:
-        for thread in sandbox["threads"]:
-            if thread["wanted"] and thread["role"] in roles:
-                key, value = f"{sandbox['id']} {thread['role']}", (thread["tid"], thread["name"])
-                eldest[key] = min(value, eldest.get(key, value))
-    return {name for _, name in eldest.values()}
+def _names(facts: NodeFacts, spared: Sequence[bool | None]) -> tuple[set[str], set[str]]:
+    """The names of the VMMs, and of the processes beside them, that are in no cgroup which tuned spares. Without VMs
+    those of the VMMs that Kata's configurations name, else the usual ones. The kernel cuts a name to 15 characters."""
+    left = [process for process, spares in zip(facts.vm_processes, spared, strict=True) if not spares]
+    if spared:
+        return {process.name for process in left if process.vmm}, {process.name for process in left if not process.vmm}
+    return {str(setting.value).rpartition("/")[2][:15] for config in facts.kata if config.read_by
+            for _, setting in config.find("path")} or {*VMMS}, {*HELPERS}
 
 
 def pinners(facts: NodeFacts) -> CheckResult:
