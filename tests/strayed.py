@@ -17,7 +17,7 @@ from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.sandbox_placement import Placement, Verdict
-from vmpin.host.cpu_times import Schedstat
+from vmpin.features.common.cpu_times import Schedstat
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.reconciler import Reconciler

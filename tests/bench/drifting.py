@@ -17,9 +17,9 @@ from passes import settled
 from vms import THREADS, Machine
 
 from vmpin.config.settings import SETTINGS
+from vmpin.features.common.cpu_times import process_ran
 from vmpin.features.proof.residency_ledger import ResidencyLedger
 from vmpin.features.proof.sampler import Sampler
-from vmpin.host.cpu_times import process_ran
 from vmpin.pinning.apply import Outcome
 
 #: Of the rounds, how many the peers take part in: they are slow.

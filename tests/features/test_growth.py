@@ -54,7 +54,7 @@ LIMITS = {"vmpin.reconcile.pod_lookup.ENDED": 4, "vmpin.host.cgroup._MOST_LOCATI
           "vmpin.features.isolation.isolation_books.MAX_OWNERS": 4,
           "vmpin.procevents.latency._LATE": 10**8, "vmpin.sources.disk.FORGET_AFTER_NS": 10**8,
           "vmpin.sources.nri.call_codec.MAX_REMOVED": 4, "vmpin.sources.nri.nri_reports.PAUSE": 0.1,
-          "vmpin.sources.nri.nri_reports.NEAR": 0.1, "vmpin.reconcile.kept_database.WRITE_EVERY": 0.1}
+          "vmpin.sources.nri.nri_reports.NEAR": 0.1, "vmpin.features.common.kept_database.WRITE_EVERY": 0.1}
 _LIFE = ("CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer", "UpdateContainer",
          "PostUpdateContainer", "StopContainer", "RemoveContainer")
 

@@ -22,7 +22,7 @@ from waiting import wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.sources import cri
+from vmpin.features.common import cri
 from vmpin.sources.nri.connection import connect_to
 from vmpin.sources.nri.nri_events import NriEvent, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin

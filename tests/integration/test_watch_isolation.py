@@ -23,7 +23,7 @@ from runtime_bundle import cgroups, remove_cgroup
 from test_watch_proof import Busy
 from waiting import wait
 
-from vmpin.host.cpu_times import Schedstat
+from vmpin.features.common.cpu_times import Schedstat
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

@@ -22,7 +22,7 @@ from real_node import Node
 from real_qemu import Qemu
 from waiting import wait
 
-from vmpin.host.cpu_times import Schedstat
+from vmpin.features.common.cpu_times import Schedstat
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

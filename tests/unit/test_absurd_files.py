@@ -20,6 +20,7 @@ from vmpin.bounded import load_json
 from vmpin.config import loading
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import ConfigError, SourceError
+from vmpin.features.common.kubelet_config import kubelet_config
 from vmpin.host import daemons
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
@@ -31,7 +32,6 @@ from vmpin.runtime.kata import parse_go, parse_rs
 from vmpin.runtime.kata_config import configurations
 from vmpin.runtime.kubelet import parse_checkpoint
 from vmpin.runtime.oci import HEADER, parse_hook, read_bundle
-from vmpin.sources.kubelet_config import kubelet_config
 from vmpin.vmm.arguments import options_of
 
 SID = SandboxId("5a" * 32)

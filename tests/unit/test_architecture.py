@@ -62,7 +62,7 @@ def test_what_can_be_left_out_at_a_first_reading_serves_features_alone() -> None
     while more:
         needed |= more
         more = {name for module in more for name in own(MODULES[module]) & core} - needed
-    section = TEXT[TEXT.index("can be left out at a\nfirst reading"):].split("\n\n")[0]
+    section = TEXT[TEXT.index("can be left out at\na first reading"):].split("\n\n")[0]
     listed = {name.replace("/", ".") for name in re.findall(r"`vmpin/([\w/]+)\.py`", section)}
     assert listed
     assert listed <= core - needed

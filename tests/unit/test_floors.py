@@ -89,7 +89,7 @@ WATCHER_PART = "watcher_part"
 NUMBERS_ELSEWHERE = {
     "bounded": "bounded itself",
     **dict.fromkeys((
-        "host", "features.doctor.node_facts", "guests.channels",
+        "host", "features.common.cpu_times", "features.doctor.node_facts", "guests.channels",
         "pinning.original_mask_store",
         "procevents.newborn_placer", "features.doctor.report", "features.isolation.foreign_scans",
         "features.isolation.thread_usage", "features.proof.sampler", "features.proof.sampling",
@@ -127,8 +127,12 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 SEAM, FEATURES = ROOT / "vmpin" / "feature.py", ROOT / "vmpin" / "features"
 
 
+#: The folder of what several features use: no feature.
+COMMON = "common"
+
+
 def has_parts(path: Path) -> bool:
-    return path.name == "__init__.py" and path.parents[1] == FEATURES
+    return path.name == "__init__.py" and path.parents[1] == FEATURES and path.parent.name != COMMON
 
 
 def _run_time_nodes(path: Path) -> Iterator[ast.AST]:
@@ -211,7 +215,15 @@ def feature_of(module: str) -> str:
 def test_the_core_names_no_feature_and_no_feature_another() -> None:
     """The seam alone reaches them, by their names in vmpin/features/__init__.py."""
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
-            if feature_of(name) and feature_of(name) != feature_of(module)] == []
+            if feature_of(name) not in ("", feature_of(module), COMMON)
+            or (feature_of(name) == COMMON and not feature_of(module))] == []
+
+
+def test_what_features_have_in_common_is_used_by_two_of_them() -> None:
+    for name in MODULES:
+        if feature_of(name) == COMMON and name != f"features.{COMMON}":
+            users = {feature_of(module) for module, path in MODULES.items() if name in own(path)}
+            assert len(users - {COMMON}) > 1 or COMMON in users, name
 
 
 def test_a_features_package_loads_the_seam_alone() -> None:

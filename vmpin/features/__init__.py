@@ -1,4 +1,5 @@
-"""The features of vmpin: a folder each, of which the core names none (`vmpin/feature.py`)."""
+"""The features of vmpin: a folder each, of which the core names none (`vmpin/feature.py`). `common` has what several
+of them use."""
 
 NAMES = (
     # Before others: its checks come first.

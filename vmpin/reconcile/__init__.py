@@ -3,5 +3,5 @@
 node_state, view: the state and its read-only view. intake, cpuset_files: reports applied to it. reconciler, one_pass,
 teardown: the passes. placement_cache, kept_topology, nic_nodes, nri_input, runtime_waits, source_findings: parts of
 the state. adapters: the files and kernel interfaces that a pass uses. pod_lookup: names for the log. state_file,
-state_format: the state's file. sealed_file, kept_database: files of features.
+state_format: the state's file.
 """

@@ -153,7 +153,7 @@ def test_the_kubelets_configuration_is_read_for_a_client_that_asks_for_it(
         read.append(proc)
         return {"topologyManagerPolicy": "none"}
 
-    monkeypatch.setattr("vmpin.sources.kubelet_config.running_kubelet", running)
+    monkeypatch.setattr("vmpin.features.common.kubelet_config.running_kubelet", running)
 
     async def main() -> None:
         watched = Watched(machine)

@@ -15,7 +15,7 @@ from real_qemu import Qemu
 from test_watch_sockets import ask_as
 
 from vmpin.features.cluster.kube.watched_annotations import MAX_REQUEST
-from vmpin.sources.kubelet_config import ZONE_KEYS
+from vmpin.features.common.kubelet_config import ZONE_KEYS
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

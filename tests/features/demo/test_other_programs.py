@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from vmpin.cpuset import CpuSet
+from vmpin.features.common.cpu_times import LastRun
 from vmpin.features.demo.other_programs import Runs, runs, shares
-from vmpin.host.cpu_times import LastRun
 from vmpin.host.procfs import Procfs
 
 SECOND = 10**9

@@ -11,10 +11,10 @@ from registered_hooks import install
 
 from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import UsageError
+from vmpin.features.common.registered_hooks import hooks
 from vmpin.features.installer import file_operations, oci_hook
 from vmpin.features.installer.oci_hook import HookOptions
 from vmpin.host.files import Files
-from vmpin.runtime.registered_hooks import hooks
 
 STAGES = ("createRuntime", "createContainer", "poststart", "poststop")
 

@@ -18,12 +18,12 @@ from irq_tree import IrqTree
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
+from vmpin.features.common import sealed_file
 from vmpin.features.irqs import irqbalance
 from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles
 from vmpin.features.irqs.irq_mover import FIXED, RESTING, STUCK, IrqMover, Moved, give_back
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.originals_file import OriginalsFile
-from vmpin.reconcile import sealed_file
 
 cpus = CpuSet.parse
 NODES = {0: cpus("0-3"), 1: cpus("4-7")}

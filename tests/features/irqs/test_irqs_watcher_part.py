@@ -22,6 +22,7 @@ from vmpin.config.loading import load
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.features.common import sealed_file
 from vmpin.features.irqs import FEATURE, irqs_watcher_part
 from vmpin.features.irqs.irq_claims import IrqClaim
 from vmpin.features.irqs.irq_files import IrqFiles
@@ -29,7 +30,6 @@ from vmpin.features.irqs.irq_mover import FIXED, RESTING
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.irqs_watcher_part import IrqReader, NodeIrqs, Owners
 from vmpin.features.irqs.originals_file import OriginalsFile
-from vmpin.reconcile import sealed_file
 from vmpin.sources.nri.nri_events import Synced
 
 NAMES = {142: "eth0-TxRx-3", 150: "vfio-msix[0](0000:3b:00.0)"}

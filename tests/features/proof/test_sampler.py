@@ -15,10 +15,10 @@ from system_calls import system_calls
 from waiting import wait
 
 from vmpin.domain.model import ThreadRole
+from vmpin.features.common.cpu_times import Ran, Schedstat, process_ran
 from vmpin.features.proof.residency_ledger import RunAccount
 from vmpin.features.proof.run_time_books import RunTimeBooks
 from vmpin.features.proof.sampler import BREATH, SHARE, Sampler
-from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs
 
 SECOND = 10**9

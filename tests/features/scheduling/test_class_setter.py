@@ -18,6 +18,7 @@ from waiting import wait
 
 from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.features.common import sealed_file
 from vmpin.features.scheduling import class_setter
 from vmpin.features.scheduling.class_file import ClassFile
 from vmpin.features.scheduling.class_plan import ClassRecord, LoneVcpu
@@ -25,7 +26,6 @@ from vmpin.features.scheduling.class_setter import NOT_PERMITTED, RESTING, Class
 from vmpin.features.scheduling.sched_class import SchedClass
 from vmpin.features.scheduling.thread_class import class_of, set_class
 from vmpin.host.procfs import Procfs
-from vmpin.reconcile import sealed_file
 
 pytestmark = pytest.mark.root
 FIFO, RR = rt("fifo:1"), rt("rr:2")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vmpin.config import loading
 from vmpin.domain.distributions import DISTRIBUTIONS, with_program
+from vmpin.features.common import cri
 from vmpin.host.daemons import CONFIGURED
-from vmpin.sources import cri
 
 PAGE = Path(__file__).parents[3] / "docs/kubernetes.md"
 

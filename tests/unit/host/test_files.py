@@ -20,10 +20,10 @@ from vmpin.config import yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import ConfigError, SourceError, StateFileError
+from vmpin.features.common.kept_database import KeptDatabase
 from vmpin.host.files import MAX_BYTES, Files, open_regular, read_regular
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile import state_file
-from vmpin.reconcile.kept_database import KeptDatabase
 from vmpin.reconcile.state_format import SavedState
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle

@@ -118,7 +118,7 @@ class PoolUpdates:
 
     async def _make_calls(self) -> None:
         """Make the calls that are due, one after the other: an update that an answer carries meanwhile is not due."""
-        from vmpin.sources import cri  # protobuf and gRPC, which a node without an allocator does not load
+        from vmpin.features.common import cri  # protobuf and gRPC, which a node without an allocator does not load
 
         servers = cri.sockets(self._view.config.paths.cri)
         now, pause = time.monotonic(), self._pause
@@ -192,7 +192,7 @@ class EndedPods:
         waiting, self._before = idle & self._before, idle
         if not waiting:
             return
-        from vmpin.sources import cri  # protobuf and gRPC, which a node whose pods run does not load for this
+        from vmpin.features.common import cri  # protobuf and gRPC, which a node whose pods run does not load for this
 
         try:
             ready = await asyncio.to_thread(cri.ready_pods, cri.sockets(self._configured), self._deadline)
@@ -226,7 +226,7 @@ def release_ledger(config: Config, timeout: float) -> bool:
                            "until their pods are created again")
         path.unlink(missing_ok=True)  # of another boot: nothing of it runs
         return True
-    from vmpin.sources import cri  # protobuf and gRPC, which a node without a ledger does not load
+    from vmpin.features.common import cri  # protobuf and gRPC, which a node without a ledger does not load
 
     updates, kept = release_pool(Topology.build(Sysfs(config.paths.sys).online()), ledger)
     servers = cri.sockets(config.paths.cri)

@@ -25,14 +25,14 @@ from vmpin.features.allocator.grants.ledger import Answer, Grant, Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.ledger_file import LedgerFile, ledger_authority
 from vmpin.features.allocator.vm_size import vm_size_of
+from vmpin.features.common import cri
+from vmpin.features.common.other_allocators import OtherAllocatorSearch
 from vmpin.host.daemons import programs
 from vmpin.host.files import Files
 from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
 from vmpin.runtime.kata_default_vcpus import KataDefaultVcpus
-from vmpin.runtime.other_allocators import OtherAllocatorSearch
-from vmpin.sources import cri
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent
 from vmpin.wire.nri_enums import Verb
 

@@ -135,7 +135,7 @@ class Followers:
 
     async def _read_kubelet(self) -> None:
         if self._kubelet is not None and time.monotonic() >= self._kubelet_due:
-            from vmpin.sources.kubelet_config import running_kubelet  # here, as few nodes need it
+            from vmpin.features.common.kubelet_config import running_kubelet  # here, as few nodes need it
 
             self._kubelet = await asyncio.to_thread(running_kubelet, self._watcher.view.proc)
             self._kubelet_due = time.monotonic() + KUBELET_PAUSE

@@ -26,6 +26,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.domain.terminal import number_of
 from vmpin.errors import ThreadGone, VmpinError
+from vmpin.features.common.cpu_times import CpuLines, Schedstat, process_ran
 from vmpin.features.demo import children, other_programs
 from vmpin.features.demo.needs import Tools
 from vmpin.features.demo.probe_vm import BUSY, SLEEPING, ProbeVm, Tick, ticks_per_second
@@ -44,7 +45,6 @@ from vmpin.features.demo.worth import (
     wake_ups,
 )
 from vmpin.host.affinity import pin
-from vmpin.host.cpu_times import CpuLines, Schedstat, process_ran
 from vmpin.host.procfs import Procfs
 from vmpin.named_tuple import NamedTuple
 

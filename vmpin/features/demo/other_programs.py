@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from vmpin.cpuset import CpuSet
-from vmpin.host.cpu_times import LastRun, Schedstat
+from vmpin.features.common.cpu_times import LastRun, Schedstat
 from vmpin.host.procfs import Procfs
 from vmpin.named_tuple import NamedTuple
 

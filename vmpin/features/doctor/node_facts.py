@@ -37,6 +37,10 @@ from vmpin.domain.facts import (
 from vmpin.domain.terminal import as_written
 from vmpin.errors import SourceError
 from vmpin.feature import features
+from vmpin.features.common import cri
+from vmpin.features.common.kubelet_config import nodes_kubelet
+from vmpin.features.common.other_allocators import OtherAllocatorSearch
+from vmpin.features.common.registered_hooks import hooks
 from vmpin.features.doctor.redact import kernel_parameters
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups
@@ -49,10 +53,6 @@ from vmpin.runtime.engines import engines
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.kata_config import configurations
 from vmpin.runtime.kubelet import parse_checkpoint
-from vmpin.runtime.other_allocators import OtherAllocatorSearch
-from vmpin.runtime.registered_hooks import hooks
-from vmpin.sources import cri
-from vmpin.sources.kubelet_config import nodes_kubelet
 
 #: include/uapi/linux/capability.h; those that matter here.
 CAPABILITIES = {0: "CAP_CHOWN", 1: "CAP_DAC_OVERRIDE", 2: "CAP_DAC_READ_SEARCH", 12: "CAP_NET_ADMIN",

@@ -11,10 +11,10 @@ from typing import Any
 
 from vmpin.bounded import checked_whole
 from vmpin.cpuset import CpuLists, CpuSet
+from vmpin.features.common.sealed_file import FileForm, SealedFile
 from vmpin.features.irqs.interrupt_table import MAX_IRQ
 from vmpin.features.irqs.irq_plan import IrqOriginal
 from vmpin.named_tuple import NamedTuple
-from vmpin.reconcile.sealed_file import FileForm, SealedFile
 
 VERSION = 1
 

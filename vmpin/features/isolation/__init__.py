@@ -33,7 +33,7 @@ def _watch(watcher: Watcher) -> WatcherPart:
 
 
 def _files(config: Config) -> Iterable[Path]:
-    from vmpin.reconcile.kept_database import files_of
+    from vmpin.features.common.kept_database import files_of
 
     return files_of(config.paths.run / "isolation")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vmpin.bounded import MAX_INT64, checked_whole
 from vmpin.cpuset import CpuSet
+from vmpin.features.common.kept_database import WRITE_EVERY, KeptDatabase, rows
 from vmpin.features.isolation.isolation_books import (
     COLUMNS,
     MAX_OWNERS,
@@ -27,7 +28,6 @@ from vmpin.features.isolation.isolation_books import (
 )
 from vmpin.features.isolation.isolation_shares import FORMER, Account, Figures, Period, WorstMinute, period
 from vmpin.host import boottime
-from vmpin.reconcile.kept_database import WRITE_EVERY, KeptDatabase, rows
 
 VERSION = 4
 #: What the tables may have (bytes); where they have more, the oldest hours go. The file never has twice as much.

@@ -14,9 +14,9 @@ from itertools import islice
 
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.domain.terminal import excerpt, pod_name, short_id
+from vmpin.features.common.cpu_times import Schedstat, process_ran
 from vmpin.features.isolation.isolation_books import ForeignProgram, ForeignRun, ProgramKind
 from vmpin.features.isolation.usage import container_of
-from vmpin.host.cpu_times import Schedstat, process_ran
 from vmpin.host.procfs import Stat, read_file, seconds_since_boot
 from vmpin.named_tuple import NamedTuple
 from vmpin.reconcile.view import NodeView

@@ -12,13 +12,13 @@ import time
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.domain.sandbox_placement import Placement
+from vmpin.features.common.cpu_times import STEP, CpuLines, tickless
 from vmpin.features.isolation.books_database import IsolationKeeper
 from vmpin.features.isolation.cpu_intervals import CpuReading, CpuTimes, Interval, OwnRun, interval
 from vmpin.features.isolation.foreign_scans import ForeignScans, HotCpu
 from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook
 from vmpin.host import boottime
 from vmpin.host.cgroup import usage
-from vmpin.host.cpu_times import STEP, CpuLines, tickless
 from vmpin.host.procfs import seconds_since_boot
 from vmpin.placement.ownership import Ownership
 from vmpin.reconcile.view import NodeView

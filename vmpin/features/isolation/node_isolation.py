@@ -127,7 +127,7 @@ def foreign_families(view: NodeView, per_sandbox: bool, by_cpu: Mapping[int, flo
     """Foreign time (seconds) by CPU and, where the configuration has it, by owner and CPU."""
     from prometheus_client.core import CounterMetricFamily
 
-    from vmpin.status.pod_labels import POD, pod_labels
+    from vmpin.features.common.pod_labels import POD, pod_labels
 
     family = CounterMetricFamily("vmpin_exclusive_cpu_foreign_seconds_total", "Time of a CPU, while it was "
                                  "exclusive, that the kernel and foreign programs had.", labels=["cpu"])

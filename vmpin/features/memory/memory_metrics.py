@@ -41,7 +41,7 @@ def memory_families(view: NodeView, memory: Mapping[SandboxId, Mapping[int, int]
     """The family of the metric. :param memory: bytes by node, of each sandbox."""
     from prometheus_client.core import GaugeMetricFamily
 
-    from vmpin.status.pod_labels import POD, pod_labels
+    from vmpin.features.common.pod_labels import POD, pod_labels
 
     nodes = view.node.topology.nodes
     family = GaugeMetricFamily("vmpin_sandbox_memory_bytes", "Memory of the cgroup that the VMM of each VM sandbox is "

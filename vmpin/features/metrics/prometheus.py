@@ -24,6 +24,7 @@ from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.feature import WatcherPart, features, present
+from vmpin.features.common.pod_labels import POD, labels_of, pod_labels
 from vmpin.install.own_version import installed_version
 from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome
@@ -32,7 +33,6 @@ from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import shown, visited
 from vmpin.status.document import ThreadStatus, judge, trespasses
 from vmpin.status.health import SourceHealth
-from vmpin.status.pod_labels import POD, labels_of, pod_labels
 
 
 class ThreadPlace(enum.StrEnum):

@@ -23,7 +23,7 @@ def _sections() -> Mapping[str, type[Any]]:
 
 
 def _files(config: Config) -> Iterable[Path]:
-    from vmpin.reconcile.kept_database import files_of
+    from vmpin.features.common.kept_database import files_of
 
     return files_of(config.paths.run / "proof")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from vmpin.domain.model import ThreadRole
+from vmpin.features.common.pod_labels import POD, pod_labels
 from vmpin.features.proof.residency_ledger import ResidencyLedger, RunAccount
 from vmpin.reconcile.view import NodeView
-from vmpin.status.pod_labels import POD, pod_labels
 
 
 def families(ledger: ResidencyLedger, view: NodeView, per_sandbox: bool) -> Iterator[Metric]:

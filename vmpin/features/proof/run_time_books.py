@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from vmpin.bounded import checked_real, checked_whole
+from vmpin.features.common.kept_database import WRITE_EVERY, KeptDatabase
 from vmpin.features.proof.residency_ledger import Mark, ResidencyLedger
-from vmpin.reconcile.kept_database import WRITE_EVERY, KeptDatabase
 
 VERSION = 1
 #: Of all marks together; where they have more, the oldest are dropped. The file never has twice as much.

@@ -79,7 +79,7 @@ class RuncRepair:
         return {container: cpus for container, cpus in due.items() if now.get(container) == cpus}
 
     async def _repair(self, due: Mapping[ContainerId, CpuSet]) -> None:
-        from vmpin.sources import cri  # protobuf and gRPC, which a node without repairs does not load
+        from vmpin.features.common import cri  # protobuf and gRPC, which a node without repairs does not load
 
         servers = cri.sockets(self._view.config.paths.cri)
         left = self._confirmed(due) if servers else dict(due)

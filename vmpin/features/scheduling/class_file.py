@@ -8,9 +8,9 @@ from typing import Any
 
 from vmpin.bounded import MAX_INT64, MAX_PID, checked_whole
 from vmpin.domain.model import SandboxId, ThreadId
+from vmpin.features.common.sealed_file import FileForm, SealedFile
 from vmpin.features.scheduling.class_plan import ClassRecord
 from vmpin.features.scheduling.sched_class import NAMES, SchedClass
-from vmpin.reconcile.sealed_file import FileForm, SealedFile
 
 VERSION = 1
 _HIGHEST_PRIORITY = 99

@@ -105,11 +105,11 @@ class Registrations:
 
 def registered(config: Config) -> Registrations:
     """The registrations of this node, by the runtimes' configuration."""
+    from vmpin.features.common.registered_hooks import USUAL, hooks
     from vmpin.host import daemons
     from vmpin.host.files import Files
     from vmpin.host.procfs import Procfs
     from vmpin.runtime.engines import engines
-    from vmpin.runtime.registered_hooks import USUAL, hooks
 
     files = Files("/")
     programs = daemons.programs(Procfs(config.paths.proc), daemons.CONFIGURED)

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Collection
 
 from vmpin.cpuset import MAX_CPU
+from vmpin.features.common.cpu_times import CpuLines, Ran, Schedstat, process_ran
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.cpu_times import CpuLines, Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.named_tuple import NamedTuple
 

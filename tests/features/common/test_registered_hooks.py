@@ -7,8 +7,8 @@ from pathlib import Path
 from trees import make_tree
 
 from vmpin.domain.facts import Engine, Handler
+from vmpin.features.common.registered_hooks import hooks
 from vmpin.host.files import Files
-from vmpin.runtime.registered_hooks import hooks
 
 REGISTERED = '{"hook": {"path": "/h/vmpin-hook", "args": ["vmpin-hook", "poststart"]}, "stages": ["poststart"]}'
 

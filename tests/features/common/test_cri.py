@@ -14,7 +14,7 @@ from cri_peer import CriServer
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
-from vmpin.sources import cri
+from vmpin.features.common import cri
 
 C1, CPUS = ContainerId("c1"), CpuSet.parse("2-3")
 #: Seconds; no test waits for as long.

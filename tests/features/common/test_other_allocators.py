@@ -14,9 +14,9 @@ from trees import make_tree
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.facts import OtherAllocator
+from vmpin.features.common.other_allocators import OtherAllocatorSearch
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
-from vmpin.runtime.other_allocators import OtherAllocatorSearch
 
 BALLOONS = "nri-resource-policy-balloons"
 _CONNECTS = "import socket, sys; c = socket.socket(socket.AF_UNIX); c.connect(sys.argv[1]); sys.stdin.read()"

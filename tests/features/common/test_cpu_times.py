@@ -14,7 +14,7 @@ import pytest
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
-from vmpin.host.cpu_times import (
+from vmpin.features.common.cpu_times import (
     STEP,
     CpuLines,
     LastRun,

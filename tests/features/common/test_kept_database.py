@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.reconcile.kept_database import KeptDatabase, files_of, rows
+from vmpin.features.common.kept_database import KeptDatabase, files_of, rows
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS number (value INTEGER);"
 

@@ -9,10 +9,16 @@ import pytest
 from trees import make_tree
 
 from vmpin.domain.facts import KubeletConfig
+from vmpin.features.common.kubelet_config import (
+    COMMAND_LINE,
+    kubelet_config,
+    kubelet_flags,
+    last_value,
+    running_kubelet,
+)
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
-from vmpin.sources.kubelet_config import COMMAND_LINE, kubelet_config, kubelet_flags, last_value, running_kubelet
 
 CONFIG = "kind: KubeletConfiguration\\n"
 

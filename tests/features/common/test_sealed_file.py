@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from vmpin.reconcile import sealed_file
-from vmpin.reconcile.sealed_file import FileForm, SealedFile
+from vmpin.features.common import sealed_file
+from vmpin.features.common.sealed_file import FileForm, SealedFile
 
 
 def parse(body: Mapping[str, Any]) -> list[int]:

@@ -1,0 +1,6 @@
+"""What several features use and the core does not. It is no feature, and imports none.
+
+cri: calls of the runtime. kubelet_config, service_units: the kubelet's configuration. other_allocators,
+registered_hooks: what else is on the node. cpu_times: where threads ran. kept_database, sealed_file: features' files.
+pod_labels: labels of metrics.
+"""
