@@ -8,8 +8,6 @@
     ├── WatcherError          the watcher is away, busy, or refused
     │   ├── LockHeldError     another process holds the run directory's lock
     │   └── WatcherStopped    it is stopped, as by SIGSTOP
-    ├── ClusterError          the API server is away, or refused
-    │   └── AnswerTooLong     its answer has more bytes than are taken; the rest was not read
     ├── UnseenError           no verdict: a command could not read what it is to judge (exit 3)
     ├── StateFileError        the state file cannot be written
     └── AffinityError         the kernel refused a mask
@@ -75,18 +73,6 @@ class WatcherStopped(WatcherError):
         super().__init__(f"the watcher (pid {pid}) is stopped", f"`kill -CONT {pid}` continues it (a service: "
                          f"`systemctl kill --signal=CONT vmpin`){'; ' * bool(hint)}{hint}")
         self.pid = pid
-
-
-class ClusterError(VmpinError):
-    """`status` is HTTP's, 0 without an answer; `after` the seconds that it asks to wait, 0 for none."""
-
-    def __init__(self, message: str, status: int = 0, after: float = 0.0, hint: str = "") -> None:
-        super().__init__(message, hint)
-        self.status, self.after = status, after
-
-
-class AnswerTooLong(ClusterError):
-    pass
 
 
 class UnseenError(VmpinError):

@@ -37,7 +37,7 @@ ssl.SSLContext.__new__ = _strict
 _ASK = """\
 import sys
 from pathlib import Path
-from vmpin.errors import ClusterError
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.reporter.api_server import ApiServer
 try:
     print(ApiServer(Path(sys.argv[1])).get("/api/v1/nodes")["kind"])

@@ -59,7 +59,8 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "named_tuple", "domain",
               *(f"features.allocator.{name}" for name in (
                   "allocation_checks", "allocation_report", "ledger_holders", "scenario_allocation",
                   "scenario_events")),
-              "features.cluster.kube", "features.cluster.fleet", "features.cluster.reporter_check",
+              "features.cluster.cluster_errors", "features.cluster.kube", "features.cluster.fleet",
+              "features.cluster.reporter_check",
               *(f"features.network.{name}" for name in (
                   "network_text", "nic_path", "vm_network", "rtnetlink", "network_checks")))
 #: What the pure parts may import.

@@ -67,11 +67,6 @@ def seconds(value: object) -> float:
     return checked
 
 
-def seconds_or_off(value: object) -> float:
-    """0 for off."""
-    return 0.0 if value is False or value in ("off", "0", 0) else seconds(value)
-
-
 def count(value: object) -> int:
     number = _whole(value, 999999)
     if number is None:

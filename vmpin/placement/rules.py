@@ -30,7 +30,7 @@ _OTHERS: tuple[ThreadRole, ...] = tuple(role for role in ThreadRole if role is n
 VCPUS_UNIDENTIFIED = ("its vCPU threads cannot all be identified yet: until then its other threads are kept on the "
                       "sandbox mask")
 #: The reason of the verdict `unmanaged`.
-UNMANAGED = ("no container of it is known, and no shared pool (no readable checkpoint of the kubelet's, "
+UNMANAGED = ("no container of it is known, and no shared pool (no readable checkpoint of the kubelet, "
              "node.shared_pool is not set): its threads keep the masks they have")
 #: The reason of the verdict `unmanaged` while a watcher waits for the runtime's first list.
 UNLISTED = ("its containers are not known before the runtime lists them to the watcher (NRI): its threads keep the "

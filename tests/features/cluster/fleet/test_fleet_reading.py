@@ -9,7 +9,8 @@ import pytest
 from fleet_given import NOW, pinning
 from kube_given import entry
 
-from vmpin.errors import AnswerTooLong, ClusterError, UsageError, VmpinError
+from vmpin.errors import UsageError, VmpinError
+from vmpin.features.cluster.cluster_errors import AnswerTooLong, ClusterError
 from vmpin.features.cluster.fleet.fleet_reading import (
     LARGEST_PAGE,
     PAGES,

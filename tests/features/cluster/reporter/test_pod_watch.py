@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from counted_pauses import CountedPauses
 
-from vmpin.errors import ClusterError
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.reporter.api_server import ApiServer
 from vmpin.features.cluster.reporter.pod_watch import PodWatch
 

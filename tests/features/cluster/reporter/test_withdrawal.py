@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from vmpin.config import loading
-from vmpin.errors import ClusterError
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.kube.api_request import ApiRequest
 from vmpin.features.cluster.kubernetes_settings import kubernetes
 from vmpin.features.cluster.reporter import withdrawal

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vmpin.bounded import MAX_INT64, checked_parse
-from vmpin.errors import AnswerTooLong, ClusterError, UsageError
+from vmpin.errors import UsageError
+from vmpin.features.cluster.cluster_errors import AnswerTooLong, ClusterError
 from vmpin.features.cluster.fleet.node_record import Fleet, NodeRecord, fleet_of, record_of_pinning
 from vmpin.features.cluster.kube.api_request import ApiRequest, items_of_pages
 from vmpin.features.cluster.kube.identifiers import GROUP, LABEL_READY, PLURAL, POOLS, REGION, ZONE

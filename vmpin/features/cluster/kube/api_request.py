@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vmpin.bounded import load_json
-from vmpin.errors import ClusterError
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.kube.identifiers import MANAGER, valid_name
 from vmpin.named_tuple import NamedTuple
 

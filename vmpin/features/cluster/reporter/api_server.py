@@ -21,7 +21,8 @@ from urllib.parse import urlencode
 
 from vmpin.bounded import parse_whole
 from vmpin.domain.terminal import excerpt
-from vmpin.errors import AnswerTooLong, ClusterError, ConfigError
+from vmpin.errors import ConfigError
+from vmpin.features.cluster.cluster_errors import AnswerTooLong, ClusterError
 from vmpin.features.cluster.kube.api_request import MAX_REFUSAL, ApiRequest, parse_answer, parse_page, refusal
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from vmpin.errors import ClusterError, VmpinError
+from vmpin.errors import VmpinError
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.host.retry import Backoff
 
 logger = logging.getLogger(__name__)

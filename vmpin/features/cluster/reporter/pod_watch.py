@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vmpin.bounded import whole
-from vmpin.errors import ClusterError
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.kube.pod_record import PodRecord, record_of
 from vmpin.features.cluster.reporter.api_server import ApiLink, ApiServer
 from vmpin.features.cluster.reporter.loop_pauses import Pauses

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 
 from vmpin.config.settings import Config
-from vmpin.errors import ClusterError, ConfigError, WatcherError
+from vmpin.errors import ConfigError, WatcherError
 from vmpin.feature import features, present
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.kube.agenda import Agenda, Write, WriteChoice
 from vmpin.features.cluster.kube.api_request import node_path
 from vmpin.features.cluster.kube.cluster_node import ClusterNode, node_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vmpin.errors import ClusterError
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.kube.api_request import ApiRequest, items_of_pages, node_path
 from vmpin.features.cluster.kube.cluster_node import label_withdrawal, node_of
 from vmpin.features.cluster.kube.node_pinning import pinning_path, pinning_withdrawal
