@@ -75,7 +75,7 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     places, shortage = place_vcpus(request.vcpus, request.vcpus_identified, claim, candidates, policy, before, reasons)
     if shortage and request.vcpus_identified:
         reasons += _claims_without_vcpus(request)
-    containers, unserved = _containers(request, claim, places, policy)
+    containers, unserved = _containers(request, claim, places)
     unserved = unserved if request.vcpus_identified else ""  # a vCPU that is identified later may back them
     if unserved:
         reasons.append(unserved)
@@ -212,8 +212,8 @@ def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
     return f"waits for {writer_of(stale[0].ruled_by)} to rewrite the cpuset of {cpusets}"
 
 
-def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement],
-                policy: Policy) -> tuple[dict[ContainerId, tuple[VcpuId, ...]], str]:
+def _containers(request: PlacementRequest, claim: CpuClaims,
+                places: Sequence[VcpuPlacement]) -> tuple[dict[ContainerId, tuple[VcpuId, ...]], str]:
     """The vCPUs of each live container, and why some container has none of its own ("" if all have)."""
     all_vcpus = tuple(vcpu.id for vcpu in places)
     floating = tuple(vcpu.id for vcpu in places if vcpu.container is None)

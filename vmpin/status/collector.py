@@ -234,7 +234,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
     more: dict[str, Any] = {}
     for members in present(feature.members for feature in features()):
         more |= members(view, vm)
-    return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
+    return sandbox_data(sandbox, view.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads, notes, view.rulings,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
                         guest, view.unmanaged.get(sandbox.id, ""), boottime.wall_offset(),

@@ -66,9 +66,9 @@ def pod_data(pod: Pod | None) -> dict[str, str] | None:
     return None if pod is None else {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
 
 
-def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, vmm: Mapping[str, object] | None,
-                 found_by: str, threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
-                 rulings: Rulings = _NO_RULINGS, disagreements: Mapping[ContainerId, str] | None = None,
+def sandbox_data(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None, found_by: str,
+                 threads: Sequence[ThreadStatus], notes: Iterable[str] = (), rulings: Rulings = _NO_RULINGS,
+                 disagreements: Mapping[ContainerId, str] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
                  unmanaged: str = "", wall_offset: int = 0, rivals: Sequence[int] = (),
                  absent: str = NOT_RUNNING, **more: object) -> dict[str, object]:

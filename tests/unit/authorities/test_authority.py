@@ -78,7 +78,7 @@ class OnNode:
 
     def shown(self, sandbox: SandboxState) -> dict[str, Any]:
         """The sandbox's only container in the status document."""
-        document = sandbox_data(sandbox, self.cache.node, self.cache.placements.get(sandbox.id), None, "names", [],
+        document = sandbox_data(sandbox, self.cache.placements.get(sandbox.id), None, "names", [],
                                 rulings=self.cache.rulings)
         containers: Any = document["containers"]
         assert len(containers) == 1

@@ -328,8 +328,8 @@ def test_with_an_empty_pool_a_vm_is_on_the_cpus_of_its_pod(
 def shown(world: World, uid: str, threads: list[ThreadStatus]) -> tuple[dict[str, Any], str]:
     """A sandbox in the status document, and what `vmpin status --explain` makes of it."""
     state = world.state().sandboxes[SandboxId(f"sandbox-{uid}")]
-    found: dict[str, Any] = sandbox_data(state, world.node(), world.place().get(uid), {"type": "qemu", "pid": 1},
-                                         "names", threads, rulings=ruled(world.kubelet))
+    found: dict[str, Any] = sandbox_data(state, world.place().get(uid), {"type": "qemu", "pid": 1}, "names", threads,
+                                         rulings=ruled(world.kubelet))
     node = node_data(world.node(), world.own(), [], authorities=ruled(world.kubelet).authorities)
     text = sentences({"watcher": None, "node": node, "policy": Policy().as_text()}, found)
     return found, "\n".join(text)
