@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from enclosure import Enclosure
 from peers import grants, greedy, histories, judge, machines, quality, report
 from peers.figures import Comparison, Conditions, Measure, Part
 from peers.histories import Grant
 from peers.machines import Event, Machine
+from waiting import wait
 
 BENCH = Path(__file__).parent
 
@@ -163,6 +165,29 @@ def test_no_grant_of_vmpin_s_is_worse_than_the_best_of_all_sets() -> None:
     worse = quality.oracle(60).samples
     assert worse["vmpin"] == [0]
     assert worse["greedy"][0] > 0
+
+
+#: A process that its parent leaves behind, and that is there, having worked, at the end.
+_LEFT = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+while time.process_time() < 0.5:
+    pass
+open(sys.argv[1], "w").close()
+time.sleep(3600)
+"""
+
+
+@pytest.mark.root
+def test_what_is_left_in_an_enclosure_counts_as_the_benchmark_s_own_work(tmp_path: Path) -> None:
+    """As shims with their containers are: what is in nobody's times would be other programs' (conditions.Meter)."""
+    worked, before = tmp_path / "worked", os.times()
+    with Enclosure() as enclosure:
+        enclosure.popen([sys.executable, "-IS", "-c", _LEFT, str(worked)])
+        wait(worked.exists, "the process does not end its work")
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system >= 0.5
 
 
 def run(*args: str | Path) -> subprocess.CompletedProcess[str]:

@@ -26,9 +26,11 @@ from need import need_root, need_tool, need_unshare
 
 _CLONE_NEWPID = 0x20000000
 _libc = ctypes.CDLL(None, use_errno=True)
-#: Process 1: reaps, until its standard input ends. The mount hides what the machine's own daemons keep below /run.
+#: Process 1: reaps until its standard input ends, then kills and reaps the rest: what the kernel kills at the end of a
+#: namespace is in nobody's times. The mount hides what the machine's own daemons keep below /run.
 _INIT = """\
 import os, select, signal, subprocess
+assert os.getpid() == 1
 subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"], check=True)
 child, wakeup = os.pipe()
 os.set_blocking(child, False), os.set_blocking(wakeup, False)
@@ -42,6 +44,12 @@ while 0 not in select.select([0, child], [], [])[0]:
             pass
     except ChildProcessError:
         pass
+try:
+    os.kill(-1, signal.SIGKILL)
+    while True:
+        os.wait()
+except (ProcessLookupError, ChildProcessError):
+    pass
 """
 
 
