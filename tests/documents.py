@@ -2,7 +2,7 @@
 
 `checked_output` is called with what a command printed: by the helpers that run the command line as a user does, and,
 for commands that a test runs within its own process, by `recorded` (conftest). Documents on their way from the watcher
-to a command, and lines of the log, are not checked.
+to a command, and lines of the log, are not checked; in the lab's node none is, as its image has no jsonschema.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ def checked(name: str, document: Any) -> None:
 
 def checked_output(arguments: Sequence[str], output: str) -> None:
     """Check what a command printed, if that is a document; an error is on standard error, and this then empty."""
-    name = name_of(arguments)
+    name = None if os.environ.get("VMPIN_LAB_NODE") else name_of(arguments)
     if name is not None and output:
         for document in output.splitlines() if name == "top" else [output]:  # it prints one for each refresh
             checked(name, json.loads(document))

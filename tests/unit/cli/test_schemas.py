@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import documents
 import pytest
 from documents import LOGGING, SCHEMAS, checked, checked_output, name_of, schema, schema_names
 from jsonschema import Draft202012Validator
@@ -102,6 +104,16 @@ def test_a_document_that_differs_from_its_schema_is_noticed() -> None:
     for bad in ({**good, "new": 1}, {**good, "version": 2}, {"version": 1, "sandbox": "a"}, {**good, "sandbox": 1}):
         with pytest.raises(AssertionError, match="status-explain"):
             checked_output(["status", "--explain", "a", "-o", "json"], json.dumps(bad))
+
+
+def test_the_labs_node_which_has_no_jsonschema_prints_documents_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, bad = ["status", "--explain", "a", "-o", "json"], '{"version": 2}'
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    documents._validator.cache_clear()
+    with pytest.raises(ImportError):
+        checked_output(arguments, bad)
+    monkeypatch.setenv("VMPIN_LAB_NODE", "1")
+    checked_output(arguments, bad)
 
 
 def test_commands_within_this_process_are_checked(monkeypatch: pytest.MonkeyPatch,
