@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.authority import write_authority
+from kata_files import KataFiles
 from machine_wide import alone_with
 from need import need_root, need_tool
 from process_masks import by_tid, two_cpus
@@ -190,9 +191,10 @@ def rights() -> list[str]:
 def test_a_watcher_in_it_finds_pins_and_gives_back(built: Path, podman: Podman) -> None:
     podman("load", "--input", path_of(built))
     first, second = two_cpus()
-    # Of another user than the watcher: setting its masks takes a capability.
+    # Of another user than the watcher: setting its masks takes a capability, and Kata's state shows whose VM it is.
     with Node() as node, Qemu(node.id("a"), vcpus=2, iothreads=["io1"], extra=["-runas", "nobody"]) as vm:
         node.configure(node={"shared_pool": first}, watch={"reload": "change"})
+        KataFiles(node.top / "vc").write(vm, {})
         node.run.mkdir(mode=0o755)
         before = by_tid(vm.pid)
         name = podman.run("--detach", *rights(), f"--volume={node.top}:{node.top}", name_of(built),
