@@ -130,6 +130,7 @@ class Engine:
     nri: bool | None = None
     nri_socket: str = ""
     handlers: tuple[Handler, ...] = ()
+    default: str = ""  #: The handler of pods without a RuntimeClass; "" if the configuration names none.
     nri_closed: bool = False  #: NRI is on only for the plugins that the runtime starts by itself.
     nri_plugins: str = ""  #: The directory of the NRI plugins that it starts by itself.
     workloads: Mapping[str, str] = field(default_factory=dict)  #: CRI-O's, with the cpuset of each ("": none).

@@ -87,7 +87,8 @@ def _containerd(files: Files, path: str, program: Program | None) -> Engine | No
         for name, table in _cri_handlers(config))
     nri = dig(config, "plugins", _NRI)
     return Engine("containerd", None if program is None else program.pid, tuple(loaded.read), on,
-                  string(dig(nri, "socket_path")), handlers, switch(dig(nri, "disable_connections")) is True,
+                  string(dig(nri, "socket_path")), handlers, _default_handler(config),
+                  switch(dig(nri, "disable_connections")) is True,
                   string(dig(nri, "plugin_path")) or _NRI_PLUGINS, trouble=tuple(loaded.trouble),
                   imports=tuple(loaded.imports))
 
@@ -98,6 +99,14 @@ def _cri_handlers(config: Table) -> list[tuple[str, Table]]:
     own = [(name, table) for section in sections for name, key in _OWN_SECTIONS
            if isinstance(table := dig(section, key), dict) and table.get("runtime_type")]
     return [handler for section in sections for handler in tables(dig(section, "runtimes"))] + own
+
+
+def _default_handler(config: Table) -> str:
+    """The handler of pods without a RuntimeClass: a section of its own comes before the name of another."""
+    sections = [dig(config, "plugins", plugin, "containerd") for plugin in _CRI]
+    names = ("default" if string(dig(section, "default_runtime", "runtime_type")) else
+             string(dig(section, "default_runtime_name")) for section in sections)
+    return next(filter(None, names), "")
 
 
 def _with_shim(files: Files, table: Table, places: Sequence[str]) -> Table:
@@ -174,7 +183,8 @@ def _crio(files: Files, program: Program | None) -> Engine:
     given = flag_values(argv, "runtimes") or [environment.get("CONTAINER_RUNTIMES", "")]
     for name, table in _runtimes_of_flags(given):
         runtimes[name], loaded.origin[name] = table, "the command line"
-    default = runtimes.get(flag(argv, "default-runtime") or string(dig(runtime, "default_runtime")))
+    default_name = flag(argv, "default-runtime") or string(dig(runtime, "default_runtime"))
+    default = runtimes.get(default_name)
     handlers = []
     for name, table in runtimes.items():
         if table.get("inherit_default_runtime") is True and isinstance(default, dict):  # CRI-O: ValidateRuntimes
@@ -188,7 +198,7 @@ def _crio(files: Files, program: Program | None) -> Engine:
     hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(nri, "enable_nri")) if on is None else on,
-                  flag(argv, "nri-listen") or string(dig(nri, "nri_listen")), tuple(handlers),
+                  flag(argv, "nri-listen") or string(dig(nri, "nri_listen")), tuple(handlers), default_name,
                   switch(dig(nri, "nri_disable_connections")) is True if closed is None else closed,
                   flag(argv, "nri-plugin-dir") or string(dig(nri, "nri_plugin_dir")) or _NRI_PLUGINS,
                   {name: string(dig(table, "resources", "cpuset"))

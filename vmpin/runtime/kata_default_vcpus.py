@@ -76,13 +76,15 @@ class KataDefaultVcpus:
         return config_path(self._files, handlers[name]) if name in handlers else path_by_name(self._files, name)
 
     def _handlers(self) -> dict[str, Handler]:
-        """Kata's runtime handlers by name. Read again if a container runtime's configuration changed."""
+        """Kata's runtime handlers by name; "" is the default one, of a pod without a RuntimeClass. Read again if a
+        container runtime's configuration changed."""
         stamps, current = self._engines
         places = configuration_places(current)
         if not stamps or stamps != self._stamps(places):
             current = engines(self._files, self._running or ())
             self._engines = self._stamps(configuration_places(current)), current
-        return {handler.name: handler for engine in reversed(current) for handler in engine.handlers if handler.kata}
+        return {name: handler for engine in reversed(current) for handler in engine.handlers if handler.kata
+                for name in (handler.name, "" if handler.name == engine.default else handler.name)}
 
     def _stamps(self, paths: Iterable[str]) -> _Stamps:
         return tuple(self._stamp(path) for path in paths)

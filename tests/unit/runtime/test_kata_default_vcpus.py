@@ -152,3 +152,29 @@ def test_the_part_of_a_vcpu_is_that_of_runtime_rs_with_static_sizing(
     written(tmp_path, f"{ETC}/configuration.toml", f"[hypervisor.clh]\ndefault_vcpus = 1\n{text}\n")
     found = KataDefaultVcpus(Files(tmp_path), 8)
     assert (found.overhead("kata"), found.of("kata")) == (expected, 1)
+
+
+@pytest.mark.parametrize(("section_of", "name"), [
+    ("", 'default_runtime_name = "vip"'), (".default_runtime", 'runtime_type = "io.containerd.kata.v2"')])
+def test_a_pod_without_a_runtimeclass_has_the_default_handlers_file(section_of: str, name: str, tmp_path: Path) -> None:
+    """Kata as the default runtime, as its page containerd-kata.md has it; containerd reports such pods' handler as "".
+    A section of its own is a handler by itself (containerd 1.7, pkg/cri/config: ValidatePluginConfig)."""
+    written(tmp_path, f"{ETC}/configuration.toml", section("2"))
+    written(tmp_path, "own.toml", section("5"))
+    main = written(tmp_path, "etc/containerd/config.toml", "version = 2\n")
+    containerd(tmp_path, "vip", "own.toml")
+    found = KataDefaultVcpus(Files(tmp_path), 8)
+    assert (found.of(""), found.of("vip")) == (2, 5)
+    plugin = CRI.removesuffix(".runtimes") + f"{section_of}]\n{name}\n"
+    options = f"{CRI.removesuffix('.runtimes')}{section_of}.options]\nConfigPath = \"/own.toml\"\n" if section_of else ""
+    main.write_text(main.read_text() + plugin + options)
+    assert (found.of(""), found.of("vip")) == (5, 5)
+
+
+@pytest.mark.parametrize("argv", [["crio"], ["crio", "--default-runtime=vip"]])
+def test_crios_default_handler_is_named_in_its_configuration_or_by_a_flag(argv: list[str], tmp_path: Path) -> None:
+    written(tmp_path, "own.toml", section("5"))
+    name = "" if argv[1:] else 'default_runtime = "vip"\n'
+    written(tmp_path, "etc/crio/crio.conf", f'[crio.runtime]\n{name}[crio.runtime.runtimes.vip]\nruntime_type = "vm"\n'
+            'runtime_path = "/usr/bin/containerd-shim-kata-v2"\nruntime_config_path = "/own.toml"\n')
+    assert KataDefaultVcpus(Files(tmp_path), 8, lambda: [Program(1, "crio", argv)]).of("") == 5
