@@ -29,7 +29,7 @@ _SHIM_PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 _MAX_PLACES = 64
 #: The only default of cri-o (pkg/config/config.go; its --hooks-dir is not taken) and of podman (containers/common
 #: pkg/config: DefaultHooksDirs; 4.3 runs no hook of /etc/containers/oci/hooks.d).
-_HOOKS = ("/usr/share/containers/oci/hooks.d",)
+_HOOKS: tuple[str, ...] = ("/usr/share/containers/oci/hooks.d",)
 
 
 def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
@@ -216,13 +216,18 @@ def _runtimes_of_flags(values: Iterable[str]) -> Iterator[tuple[str, Table]]:
 
 
 def _podman(files: Files) -> Engine:
-    hooks: tuple[str, ...] = ()
+    """A list with `{append=true}` adds to earlier files' lists, as do later ones (5.0; common: attributedstring)."""
+    hooks, append = _HOOKS, False
     loaded = _Configuration(files)
     paths = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf",
              *files.glob("/etc/containers/containers.conf.d/*.conf"))
     for _, table in loaded.load(paths):
-        hooks = strings(dig(table, "engine", "hooks_dir")) or hooks
-    return Engine("podman", files=tuple(loaded.read), hooks_dirs=hooks or _HOOKS, trouble=tuple(loaded.trouble))
+        listed = dig(table, "engine", "hooks_dir")
+        for item in listed if isinstance(listed, list) else ():
+            append = append if (given := switch(dig(item, "append"))) is None else given
+        if own := strings(listed):
+            hooks = (*hooks, *own) if append else own
+    return Engine("podman", files=tuple(loaded.read), hooks_dirs=hooks, trouble=tuple(loaded.trouble))
 
 
 def _handler(files: Files, engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,

@@ -232,5 +232,18 @@ def test_podman_names_where_it_looks_for_hooks(tmp_path: Path) -> None:
     assert own.hooks_dirs == ("/h",)
 
 
+@pytest.mark.parametrize(("first", "second", "expected"), [
+    ('["/a", {append=true}]', "", ("/usr/share/containers/oci/hooks.d", "/a")),
+    ('["/a"]', '["/b", {append=true}]', ("/a", "/b")), ('["/a"]', '[{append=true}]', ("/a",)),
+    ('["/a", {append=true}]', '["/b"]', ("/usr/share/containers/oci/hooks.d", "/a", "/b")),
+    ('["/a", {append=true}]', '["/b", {append=false}]', ("/b",)), ('["/a", {}]', '["/b", 3]', ("/b",))])
+def test_a_list_of_podmans_may_add_to_earlier_ones(
+        tmp_path: Path, first: str, second: str, expected: tuple[str, ...]) -> None:
+    """The attribute stays in force until a later file has another."""
+    later = f"    etc/containers/containers.conf.d/1.conf = [engine]\\nhooks_dir = {second}\n" if second else ""
+    made = found(tmp_path, f"etc/containers/containers.conf = [engine]\\nhooks_dir = {first}\n{later}")
+    assert made["podman"].hooks_dirs == expected
+
+
 def test_a_node_without_any_has_none(tmp_path: Path) -> None:
     assert found(tmp_path, "etc/x = 1\n") == {}
