@@ -109,6 +109,9 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("kubelet", facts(checkpoint=None, kubelet=KubeletConfig(
         3, {"cpuManagerPolicy": FoundSetting("none", "/c.yaml")}, directory="/data/k", reached=False)),
      "warn", "no CPU manager"),
+    ("kubelet", facts(checkpoint=STATIC, kubelet=KubeletConfig(
+        3, {"cpuManagerPolicy": FoundSetting("none", "/c.yaml")}, directory="/data/k", reached=False)),
+     "bad", "the kubelet's directory is /data/k"),
     ("kubelet", facts(checkpoint=Checkpoint("/k", trouble="is empty")), "bad", "is empty"),
     ("kubelet", facts(checkpoint=STATIC, kubelet=KubeletConfig()), "warn",
      "no kubelet runs: CPUs 2-3 stay exclusive by it"),

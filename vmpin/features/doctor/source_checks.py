@@ -20,8 +20,9 @@ _THERE = {True: "exists", False: "does not exist", None: "cannot be accessed"}
 def kubelet(facts: NodeFacts) -> CheckResult:
     evidence, point, pool = [*_kubelet_evidence(facts)], facts.checkpoint, facts.settings.get("node.shared_pool", "")
     config = facts.kubelet
-    if not config.reached and config.text("cpuManagerPolicy") != "none" and facts.settings.get("watch.kubelet") != (
-            "false"):
+    # Without a static policy there is nothing to read, unless another directory's checkpoint is read instead.
+    counts = config.text("cpuManagerPolicy") != "none" or (point is not None and point.policy == "static")
+    if counts and not config.reached and facts.settings.get("watch.kubelet") != "false":
         here = facts.settings.get("paths.kubelet")
         if here == config.directory:
             return bad(f"{here} is not the kubelet's directory here (paths.kubelet), but on the node: its checkpoint "
