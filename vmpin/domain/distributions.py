@@ -68,8 +68,9 @@ DISTRIBUTIONS = (
 KUBELETS = ("kubelet", *(distribution.program for distribution in DISTRIBUTIONS if distribution.program))
 
 
-#: Programs that are a kubelet with these commands alone; `k3s etcd-snapshot` is none.
-RANCHER, ACTIONS = ("k3s", "rke2"), frozenset(("server", "agent"))
+#: Programs that are a kubelet with these commands alone; `k3s etcd-snapshot` and `microshift healthcheck` are none.
+RANCHER = ("k3s", "rke2")
+ACTIONS = {**dict.fromkeys(RANCHER, frozenset(("server", "agent"))), "microshift": frozenset(("run",))}
 _PRINTS = (["--version"], ["--help"], ["-h"], ["version"])
 
 
@@ -77,7 +78,7 @@ def is_kubelet(program: str, argv: Sequence[str]) -> bool:
     """Whether a process is a kubelet, or has one in it. One that prints its version, for a script, is none.
     :param program: the name of its program. :param argv: its command line, which k3s writes as one argument."""
     return (program in KUBELETS and list(argv[1:2]) not in _PRINTS
-            and (program not in RANCHER or not ACTIONS.isdisjoint(" ".join(argv).split())))
+            and (program not in ACTIONS or not ACTIONS[program].isdisjoint(" ".join(argv).split())))
 
 
 def with_program(program: str) -> Distribution | None:

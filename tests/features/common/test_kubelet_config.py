@@ -49,7 +49,7 @@ cpuManagerPolicyOptions: {{full-pcpus-only: "true"}}\\nauthentication: {{x509: {
 
 def test_options_given_as_a_flag_are_as_in_the_file(tmp_path: Path) -> None:
     made = found(tmp_path, "etc/\n", Program(9, "kubelet", [
-        "kubelet", "--cpu-manager-policy-options=full-pcpus-only=true,align-by-socket=false"]))
+        "kubelet", "--cpu-manager-policy-options=full-pcpus-only=true, align-by-socket = false"]))
     assert made.settings["cpuManagerPolicyOptions"].value == {"full-pcpus-only": "true", "align-by-socket": "false"}
 
 
@@ -95,6 +95,21 @@ def test_a_file_that_is_no_yaml_is_said_to_be_none(tmp_path: Path, text: str) ->
 def test_a_file_is_read_as_gos_parser_reads_it(tmp_path: Path, text: str) -> None:
     """sigs.k8s.io/yaml 1.6: of a key the last value, of several documents the first."""
     made = found(tmp_path, f"var/lib/kubelet/config.yaml = {text}\n")
+    assert (made.text("cpuManagerPolicy"), made.trouble) == ("static", ())
+
+
+@pytest.mark.parametrize("text", ["cpuManagerPolicy: \"\"", "cpuManagerPolicy: null"])
+def test_a_policy_that_is_empty_is_the_default(tmp_path: Path, text: str) -> None:
+    """pkg/kubelet/apis/config/v1beta1/defaults.go; a drop-in of a template may have it so."""
+    kubelet = Program(5, "kubelet", ["kubelet", "--config=/k/config.yaml", "--config-dir=/k/d"])
+    made = found(tmp_path, f"k/config.yaml = {CONFIG}cpuManagerPolicy: static\nk/d/1.conf = {CONFIG}{text}\n", kubelet)
+    assert made.text("cpuManagerPolicy") == "none"
+
+
+def test_of_a_key_that_k3s_has_twice_the_last_value_counts(tmp_path: Path) -> None:
+    """pkg/configfilearg/parser.go: yaml.MapSlice keeps both."""
+    text = "kubelet-arg: [cpu-manager-policy=none]\\nkubelet-arg: [cpu-manager-policy=static]"
+    made = found(tmp_path, f"etc/rancher/k3s/config.yaml = {text}\n", Program(5, "k3s", ["k3s server"]))
     assert (made.text("cpuManagerPolicy"), made.trouble) == ("static", ())
 
 
@@ -199,6 +214,12 @@ def test_another_command_of_k3s_is_no_kubelet(tmp_path: Path, argv: list[str]) -
     other, server = Program(3, "k3s", argv), Program(5, "k3s", ["k3s", "--debug", "server"])
     assert found(tmp_path, "etc/\n", other, server).pid == 5
     assert found(tmp_path, "etc/\n", other).pid is None
+
+
+def test_another_command_of_microshift_is_no_kubelet(tmp_path: Path) -> None:
+    """greenboot runs its health check beside the server for minutes."""
+    other, server = Program(3, "microshift", ["microshift", "healthcheck"]), Program(5, "microshift", ["x", "run"])
+    assert (found(tmp_path, "etc/\n", other, server).pid, found(tmp_path, "etc/\n", other).pid) == (5, None)
 
 
 def test_the_kubelet_that_rke2_starts_counts_and_not_rke2(tmp_path: Path) -> None:
@@ -316,6 +337,24 @@ def test_without_a_process_the_kubelets_unit_is_read(tmp_path: Path) -> None:
         ("config", "/var/lib/kubelet/config.yaml", where), ("root-dir", "/data/kubelet", where), ("v", "2", where),
         ("cpu-manager-policy", "static", where), ("hostname", "1.node", where)]
     made = found(tmp_path, tree)
+    assert (made.pid, made.directory, made.text("cpuManagerPolicy")) == (None, "/data/kubelet", "static")
+
+
+@pytest.mark.parametrize("comment", ["# --root-dir=/b", "  ; --b \\"])
+def test_a_comment_between_the_lines_of_a_command_ends_it_not(tmp_path: Path, comment: str) -> None:
+    """systemd.syntax(7)."""
+    unit(tmp_path, "etc/systemd/system/kubelet.service",
+         f"[Service]\nExecStart=/usr/bin/kubelet \\\n{comment}\n  --root-dir=/a \\\n{comment}\n  --v=2\nRestart=no\n")
+    where = "/etc/systemd/system/kubelet.service"
+    assert flags(tmp_path, "etc/\n", None) == [("root-dir", "/a", where), ("v", "2", where)]
+
+
+def test_without_systemd_a_kubelets_flags_are_in_openrcs_script(tmp_path: Path) -> None:
+    """As Alpine's package has them."""
+    unit(tmp_path, "etc/init.d/kubelet", '#!/sbin/openrc-run\ncommand="/usr/bin/kubelet"\n'
+         'command_args="${command_args} ${KUBELET_KUBEADM_ARGS}"\n')
+    unit(tmp_path, "etc/conf.d/kubelet", 'command_args="--root-dir=/data/kubelet --cpu-manager-policy=static"\n')
+    made = found(tmp_path, "etc/\n")
     assert (made.pid, made.directory, made.text("cpuManagerPolicy")) == (None, "/data/kubelet", "static")
 
 

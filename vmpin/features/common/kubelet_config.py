@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from vmpin.config import yaml_file
@@ -86,7 +87,7 @@ def kubelet_config(files: Files, programs: Sequence[Program], base: str = "") ->
     directory, settings = last_value(flags, "root-dir"), dict[str, FoundSetting]()
     read: list[str] = []
     for path in _paths(files, program, flags, base) if service is None else _managed(files, service, flags):
-        document = _document(files, path, trouble, as_go=True)
+        document = _document(files, path, trouble)
         if document is not None and document.get("kind") in (_KIND, _EDGE_KIND):
             read.append(path)
             own, named = (document, "") if document["kind"] == _KIND else _of_edgecore(document)
@@ -141,13 +142,14 @@ def _managed(files: Files, service: _Service, flags: Sequence[KubeletFlag]) -> l
 
 def _patched(settings: Mapping[str, FoundSetting], patch: Mapping[str, object],
              path: str) -> dict[str, FoundSetting]:
-    """Apply a file's settings as a JSON merge patch (RFC 7396): maps are merged, null removes."""
+    """Apply a file's settings as a JSON merge patch (RFC 7396): maps are merged, null removes. An empty text stands
+    for the default (SetDefaults_KubeletConfiguration)."""
     patched = dict(settings)
     for key in KEYS.values():
         value, old = patch.get(key), patched.get(key)
         if key not in patch:
             continue
-        if value is None:
+        if value in (None, ""):
             patched.pop(key, None)
         elif isinstance(value, dict) and old is not None and isinstance(old.value, dict):
             merged = {name: item for name, item in {**old.value, **value}.items() if item is not None}
@@ -176,7 +178,7 @@ def _with_texts(value: object) -> object:
 
 def _options(text: str) -> dict[str, str]:
     """Parse `full-pcpus-only=true,…` or `cpu=500m,…`."""
-    return {key: value for key, _, value in (item.partition("=") for item in text.split(",") if item)}
+    return {key.strip(): value.strip() for key, _, value in (item.partition("=") for item in text.split(",") if item)}
 
 
 # Flags
@@ -194,7 +196,8 @@ def kubelet_flags(files: Files, program: Program | None, trouble: list[str]) -> 
     """The flags of a running kubelet, or of the program that contains it; without one, those in its unit, and in the
     configuration of k3s and RKE2. Appends files that cannot be read to `trouble`."""
     if program is None:
-        path, words = next(exec_start(files, "kubelet.service"), ("", []))
+        scripts = ((path, ["kubelet", *words]) for path, words in openrc_arguments(files, "kubelet"))
+        path, words = next(chain(exec_start(files, "kubelet.service"), scripts), ("", []))
         return [*_split(words[1:], path), *(flag for name in RANCHER
                                             for flag in _service(files, Program(0, name, []), trouble).flags())]
     if program.name in RANCHER:
@@ -234,7 +237,7 @@ class _Service(NamedTuple):
 
 def _service(files: Files, program: Program, trouble: list[str]) -> _Service:
     """The service, with its arguments from its unit where it shows no flags itself, or does not run."""
-    actions = " ".join(program.argv).split()[1:2] or ACTIONS
+    actions = " ".join(program.argv).split()[1:2] or ACTIONS[program.name]
     argv, where = program.argv[1:], COMMAND_LINE
     if not any(arg.startswith("-") for arg in program.argv):
         units = exec_start(files, f"{program.name}*.service")
@@ -250,25 +253,25 @@ def _variable(program: Program, name: str) -> str:
     return program.environment.get(f"{program.name.upper()}_{name}", "")
 
 
-def _document(files: Files, path: str, trouble: list[str], as_go: bool = False) -> Mapping[str, object] | None:
-    """The object in a YAML or JSON file; None without one. Appends to `trouble` why a file cannot be read.
-    :param as_go: of the kubelet, which only warns of a key that is given twice (pkg/kubelet/kubeletconfig/util/codec:
-        lenient decoding)."""
+def _document(files: Files, path: str, trouble: list[str]) -> Mapping[str, object] | None:
+    """The object in a YAML or JSON file; None without one. Appends to `trouble` why a file cannot be read. Of a key
+    that is given twice the last value counts: the kubelet only warns of it (pkg/kubelet/kubeletconfig/util/codec:
+    lenient decoding), and k3s does not notice (yaml.MapSlice)."""
     try:
         raw = files.read(path)
-        document = None if raw is None else _parsed(path, raw, as_go)
+        document = None if raw is None else _parsed(path, raw)
     except (ConfigError, SourceError) as err:
         trouble.append(str(err))
         return None
     return document if isinstance(document, dict) else None
 
 
-def _parsed(path: str, raw: bytes, as_go: bool) -> object:
+def _parsed(path: str, raw: bytes) -> object:
     """Parse JSON as JSON: Go programs indent it by tabs, which PyYAML does not take for blanks."""
     if raw.lstrip()[:1] == b"{":
         with suppress(SourceError):
             return parse_json(raw, path)
-    return yaml_file.parse(Path(path), raw, as_go)
+    return yaml_file.parse(Path(path), raw, as_go=True)
 
 
 def _split(argv: Sequence[str], where: str) -> Iterator[KubeletFlag]:

@@ -23,6 +23,8 @@ _ASSIGNMENT = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)=("(?:[^"\\]|\\.)*"|'[
                          re.MULTILINE | re.DOTALL)
 #: Between double quotes: a character that a backslash escapes, or a variable, which may have a default.
 _QUOTED = re.compile(r'\\(["\\$`])|\$(?:(\w+)|\{(\w+)(?::?-([^}\n]*))?\})')
+#: A comment, which systemd also passes over between lines that a backslash joins (systemd.syntax(7)).
+_COMMENT = re.compile(r"^[ \t]*[#;].*\n?", re.MULTILINE)
 #: Characters before the program's path that change how it is run (systemd.service(5)).
 _PREFIXES = "-@:+!|"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -89,7 +91,7 @@ def _words(files: Files, unit: str) -> list[str]:
     names, by patterns too; without a value they drop the earlier ones (systemd.exec(5)).
     :raises ValueError: for quotes that do not end."""
     command, variables, of_files = "", dict[str, str](), dict[str, str]()
-    for key, value in _SETTING.findall(_joined(unit)):
+    for key, value in _SETTING.findall(_joined(_COMMENT.sub("", unit))):
         if key == "ExecStart":
             command = value.strip() or command
         elif key == "Environment":
