@@ -8,7 +8,6 @@ and hypervisor/mod.rs (CpuInfo), src/runtime-rs/crates/resource/src/cpu_mem/init
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 
@@ -27,7 +26,7 @@ _Stamps = tuple[tuple[str, int, int], ...]
 
 
 class _Vcpus(NamedTuple):
-    default: int = DEFAULT
+    default: float = DEFAULT
     #: In thousandths of a vCPU; None if VMs are not sized by it.
     overhead: int | None = None
 
@@ -46,8 +45,9 @@ class KataDefaultVcpus:
         self._engines: tuple[_Stamps, tuple[Engine, ...]] = ((), ())
         self._known: dict[str, tuple[_Stamps, _Vcpus]] = {}
 
-    def of(self, handler: str) -> int:
-        """Return default_vcpus for the VMs of a runtime handler; `DEFAULT` if no file sets it."""
+    def of(self, handler: str) -> float:
+        """Return default_vcpus for the VMs of a runtime handler; `DEFAULT` if no file sets it. Both runtimes take
+        fractions, and round up after they have added the containers' limits (sandbox.go: updateResources; cpu.rs)."""
         return self._vcpus(handler).default
 
     def overhead(self, handler: str) -> int | None:
@@ -102,8 +102,7 @@ class KataDefaultVcpus:
             return _Vcpus()
         if config.trouble:
             logger.warning("%s: default_vcpus is taken from the part that could be read", config.trouble)
-        # runtime-rs accepts fractions and rounds up.
-        value = math.ceil(_number(config, "default_vcpus") or 0)
+        value = _number(config, "default_vcpus") or 0
         default = min(value, self._cpus) if value > 0 else self._cpus if value < 0 else DEFAULT
         static = any(setting.value is True for _, setting in config.find("static_sandbox_resource_mgmt"))
         overhead = _number(config, "overhead_vcpus") if static and config.runtime == "rs" else None

@@ -30,6 +30,16 @@ def test_the_size_of_a_pods_vm(argv: list[str], annotations: dict[str, str], exp
     assert vm_size_of(pod, Procfs(tmp_path), {"kata": 7}.__getitem__) == expected
 
 
+@pytest.mark.parametrize(("annotated", "configured", "expected"), [
+    ("", 0.5, VmSize(True, 0, part=500)), ("2.25", 1, VmSize(True, 2, part=250)),
+    ("0", 1.5, VmSize(True, 1, part=500)), ("-1", 3, VmSize(True, 3)), ("1e400", 3, VmSize(True, 3))])
+def test_a_vms_vcpus_may_be_a_fraction(annotated: str, configured: float, expected: VmSize) -> None:
+    """Kata adds the containers' limits to it, and rounds the sum up (pkg/oci/utils.go: setFloat32WithCheck)."""
+    pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "kata-clh", 0, {
+        "io.katacontainers.config.hypervisor.default_vcpus": annotated}, "")
+    assert vm_size_of(pod, Procfs("/nowhere"), lambda handler: configured) == expected
+
+
 def test_a_pod_of_another_handler_is_no_vm(tmp_path: Path) -> None:
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "runc", 0, ANNOTATED, "")
     assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 1) == VmSize()

@@ -37,9 +37,9 @@ def test_the_file_of_the_handler_counts_and_else_the_default_one(tmp_path: Path)
     assert (found.of("kata"), found.of("kata-clh")) == (4, 3)
 
 
-@pytest.mark.parametrize(("value", "expected"), [("0", 1), ("5", 5), ("-1", 8), ("99", 8), ("1.2", 2), ("true", 1),
-                                                 ('"6"', 1), ("1e300", 1), ("inf", 1), ("nan", 1)])
-def test_each_value_means_what_it_means_to_kata(value: str, expected: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "expected"), [("0", 1), ("5", 5), ("-1", 8), ("99", 8), ("1.2", 1.2), ("0.5", 0.5),
+                                                 ("true", 1), ('"6"', 1), ("1e300", 1), ("inf", 1), ("nan", 1)])
+def test_each_value_means_what_it_means_to_kata(value: str, expected: float, tmp_path: Path) -> None:
     written(tmp_path, f"{ETC}/configuration.toml", section(value))
     assert KataDefaultVcpus(Files(tmp_path), 8).of("kata") == expected
 
@@ -156,7 +156,8 @@ def test_the_part_of_a_vcpu_is_that_of_runtime_rs_with_static_sizing(
 
 @pytest.mark.parametrize(("section_of", "name"), [
     ("", 'default_runtime_name = "vip"'), (".default_runtime", 'runtime_type = "io.containerd.kata.v2"')])
-def test_a_pod_without_a_runtimeclass_has_the_default_handlers_file(section_of: str, name: str, tmp_path: Path) -> None:
+def test_a_pod_without_a_runtimeclass_has_the_default_handlers_file(
+        section_of: str, name: str, tmp_path: Path) -> None:
     """Kata as the default runtime, as its page containerd-kata.md has it; containerd reports such pods' handler as "".
     A section of its own is a handler by itself (containerd 1.7, pkg/cri/config: ValidatePluginConfig)."""
     written(tmp_path, f"{ETC}/configuration.toml", section("2"))
@@ -165,9 +166,9 @@ def test_a_pod_without_a_runtimeclass_has_the_default_handlers_file(section_of: 
     containerd(tmp_path, "vip", "own.toml")
     found = KataDefaultVcpus(Files(tmp_path), 8)
     assert (found.of(""), found.of("vip")) == (2, 5)
-    plugin = CRI.removesuffix(".runtimes") + f"{section_of}]\n{name}\n"
-    options = f"{CRI.removesuffix('.runtimes')}{section_of}.options]\nConfigPath = \"/own.toml\"\n" if section_of else ""
-    main.write_text(main.read_text() + plugin + options)
+    table = CRI.removesuffix(".runtimes") + section_of
+    options = f'{table}.options]\nConfigPath = "/own.toml"\n' if section_of else ""
+    main.write_text(f"{main.read_text()}{table}]\n{name}\n{options}")
     assert (found.of(""), found.of("vip")) == (5, 5)
 
 

@@ -2,7 +2,8 @@
 
 Kata boots the VM with `default_vcpus` before it creates any container, and plugs in the containers' vCPUs later, up to
 `maxcpus`; so the vCPUs on QEMU's command line are that number. Other VMMs' command lines have none: there it is the
-pod's annotation, or else that of Kata's configuration. With static sizing (static_sandbox_resource_mgmt) the VM boots
+pod's annotation, or else that of Kata's configuration: it may be a fraction, to which the limits are added before the
+sum is rounded up. With static sizing (static_sandbox_resource_mgmt) the VM boots
 with all vCPUs, and `maxcpus` is their number (rounded up to whole NUMA nodes of the guest, where it has several): the
 containers' CPUs make it no larger. runtime-rs (4.1) then adds a part of a vCPU (`overhead_vcpus`, 0.2) to their sum
 before it rounds up.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vmpin.bounded import parse_whole
+from vmpin.bounded import parse_real
 from vmpin.domain.model import SandboxId
 from vmpin.domain.runtime_call import VmSize
 from vmpin.host.procfs import Procfs
@@ -27,7 +28,7 @@ from vmpin.vmm.vmm_type import MAX_VCPUS
 _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
 
 
-def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
+def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], float],
              known: Callable[[SandboxId], bool] = lambda sandbox: False,
              overhead: Callable[[str], int | None] = lambda handler: None) -> VmSize:
     """Return whether a pod is a VM, and of which size. Reads /proc of one process.
@@ -44,8 +45,9 @@ def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
     part = overhead(pod.handler)
     if part is not None:  # then the pod's annotation does not count
         return VmSize(True, 0, part=part)
-    annotated = parse_whole(pod.annotations.get(_DEFAULT_VCPUS, ""), MAX_VCPUS, 1)
-    return VmSize(True, configured(pod.handler) if annotated is None else annotated)
+    vcpus, part = divmod(round(1000 * (parse_real(pod.annotations.get(_DEFAULT_VCPUS, ""), MAX_VCPUS)
+                                       or configured(pod.handler))), 1000)
+    return VmSize(True, vcpus, part=part)
 
 
 def _is_vms(argv: Sequence[str], pid: int, proc: Procfs) -> bool:
