@@ -169,7 +169,13 @@ class Files:
 
     def below(self, directory: str, depth: int = _DEEPEST) -> Iterator[str]:
         """Yield the files in a directory and its subdirectories, in the order of their names, as Go's filepath.Walk
-        does it: a symbolic link counts as a file, so a mounted ConfigMap's `..data` is not entered."""
+        does it: a symbolic link counts as a file, so a mounted ConfigMap's `..data` is not entered, and neither is the
+        directory itself where it is a link, unless its path ends with a slash."""
+        above, _, last = directory.rpartition("/")
+        if (self.host(above) / last).is_symlink():
+            yield directory
+            return
+        directory = directory.rstrip("/")
         top = self.host(directory)
         for name in self.names(directory):
             path = f"{directory}/{name}"

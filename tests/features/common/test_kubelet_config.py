@@ -172,6 +172,15 @@ def test_a_kubelet_whose_configuration_names_no_policy_has_none(tmp_path: Path) 
     assert values(found(tmp_path, tree, flagged))["cpuManagerPolicy"] == ("static", "the command line")
 
 
+@pytest.mark.parametrize(("directory", "policy"), [("/k/d", "none"), ("/k/d/", "static")])
+def test_a_directory_of_drop_ins_that_is_a_link_is_not_entered(tmp_path: Path, directory: str, policy: str) -> None:
+    """As NixOS may have it: filepath.WalkDir takes a link for a file, unless its path ends with a slash."""
+    files = Files(make_tree(tmp_path, f"k/config.yaml = {CONFIG}\nstore/1.conf = {CONFIG}cpuManagerPolicy: static\n"))
+    (tmp_path / "k/d").symlink_to("/store")
+    argv = ["kubelet", "--config=/k/config.yaml", f"--config-dir={directory}"]
+    assert kubelet_config(files, [Program(5, "kubelet", argv)]).text("cpuManagerPolicy") == policy
+
+
 def test_a_command_line_that_names_the_file_alone_has_no_drop_ins(tmp_path: Path) -> None:
     made = found(tmp_path, f"""
         etc/k.yaml = {CONFIG}cpuManagerPolicy: none

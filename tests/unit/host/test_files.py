@@ -322,5 +322,6 @@ def test_files_below_a_directory_are_those_of_gos_walk(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/d")
     names = ["..2026/9.conf", "..data", "9.conf", "a/2.conf", "a/b/1", "c"]
     assert list(Files(tmp_path).below("/d")) == [f"/d/{name}" for name in names]
-    assert list(Files(tmp_path).below("/link")) == [f"/link/{name}" for name in names]
+    assert list(Files(tmp_path).below("/link/")) == [f"/link/{name}" for name in names]
+    assert list(Files(tmp_path).below("/link")) == ["/link"]
     assert list(Files(tmp_path).below("/gone")) == []
