@@ -358,6 +358,18 @@ def test_a_comment_between_the_lines_of_a_command_ends_it_not(tmp_path: Path, co
     assert flags(tmp_path, "etc/\n", None) == [("root-dir", "/a", where), ("v", "2", where)]
 
 
+@pytest.mark.parametrize(("shell", "value"), [
+    ("/bin/bash -c '/opt/k3s server --node-ip $(hostname -I) --kubelet-arg=a=1'", "1"),
+    ('-/bin/sh -ec "exec /opt/k3s server --kubelet-arg=a=1"', "1"),
+    ("/bin/sh -c '/opt/k3s agent --kubelet-arg=a=1'", None), ("/bin/sh -c", None), ("/bin/sh '", None),
+    ("/bin/sh -c \"exec '\"", None)])
+def test_a_units_shell_runs_k3s(tmp_path: Path, shell: str, value: str | None) -> None:
+    """So that an option has what a command prints."""
+    unit(tmp_path, "etc/systemd/system/k3s.service", f"[Service]\nExecStart={shell}\n")
+    expected = [] if value is None else [("a", value, "/etc/systemd/system/k3s.service")]
+    assert flags(tmp_path, "etc/\n", Program(5, "k3s", ["k3s server"])) == expected
+
+
 def test_without_systemd_a_kubelets_flags_are_in_openrcs_script(tmp_path: Path) -> None:
     """As Alpine's package has them."""
     unit(tmp_path, "etc/init.d/kubelet", '#!/sbin/openrc-run\ncommand="/usr/bin/kubelet"\n'

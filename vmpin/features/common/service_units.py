@@ -28,18 +28,20 @@ _COMMENT = re.compile(r"^[ \t]*[#;].*\n?", re.MULTILINE)
 #: Characters before the program's path that change how it is run (systemd.service(5)).
 _PREFIXES = "-@:+!|"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_SHELL = re.compile(r"\S*/(?:ba|da|a)?sh")
 
 
 def exec_start(files: Files, pattern: str) -> Iterator[tuple[str, list[str]]]:
     """The units whose names match a pattern, each with its last ExecStart=, drop-ins over it, and variables expanded;
-    without those that are masked, or cannot be read or parsed. Of the specifiers the unit's names are replaced."""
+    without those that are masked, or cannot be read or parsed. Of the specifiers the unit's names are replaced. Of a
+    shell that runs one command it is that command."""
     units: dict[str, str] = {}
     for path in (path for place in _PLACES for path in files.glob(f"{place}/{pattern}")):
         units.setdefault(path.rpartition("/")[2], path)
     for unit, path in units.items():
         try:
             texts = [files.text(file) or "" for file in (path, *_dropins(files, unit))]
-            words = _words(files, _specified(unit, "\n".join(texts)))
+            words = _in_shell(_words(files, _specified(unit, "\n".join(texts))))
         except (SourceError, ValueError):
             continue
         if words:
@@ -71,6 +73,14 @@ def _conf_d(files: Files, script: str) -> dict[str, str]:
 
 def _unquoted(text: str, variables: Mapping[str, str]) -> str:
     return _QUOTED.sub(lambda match: match[1] or variables.get(match[2] or match[3]) or match[4] or "", text)
+
+
+def _in_shell(words: list[str]) -> list[str]:
+    """The command in `sh -c COMMAND`; other words unchanged. :raises ValueError: for quotes that do not end."""
+    if not (len(words) > 2 and _SHELL.fullmatch(words[0]) and re.fullmatch("-[a-z]*c", words[1])):
+        return words
+    command = shlex.split(words[2])
+    return command[1:] if command[:1] == ["exec"] else command
 
 
 def _specified(unit: str, text: str) -> str:
