@@ -183,7 +183,8 @@ def _crio(files: Files, program: Program | None) -> Engine:
     given = flag_values(argv, "runtimes") or [environment.get("CONTAINER_RUNTIMES", "")]
     for name, table in _runtimes_of_flags(given):
         runtimes[name], loaded.origin[name] = table, "the command line"
-    default_name = flag(argv, "default-runtime") or string(dig(runtime, "default_runtime"))
+    default_name = (flag(argv, "default-runtime") or environment.get("CONTAINER_DEFAULT_RUNTIME")
+                    or string(dig(runtime, "default_runtime")))
     default = runtimes.get(default_name)
     handlers = []
     for name, table in runtimes.items():

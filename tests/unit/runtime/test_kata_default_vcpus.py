@@ -172,10 +172,12 @@ def test_a_pod_without_a_runtimeclass_has_the_default_handlers_file(
     assert (found.of(""), found.of("vip")) == (5, 5)
 
 
-@pytest.mark.parametrize("argv", [["crio"], ["crio", "--default-runtime=vip"]])
-def test_crios_default_handler_is_named_in_its_configuration_or_by_a_flag(argv: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [
+    Program(1, "crio", ["crio"]), Program(1, "crio", ["crio", "--default-runtime=vip"]),
+    Program(1, "crio", ["crio"], {"CONTAINER_DEFAULT_RUNTIME": "vip"})])
+def test_crios_default_handler_is_named_in_its_configuration_or_beside_it(program: Program, tmp_path: Path) -> None:
     written(tmp_path, "own.toml", section("5"))
-    name = "" if argv[1:] else 'default_runtime = "vip"\n'
+    name = 'default_runtime = "vip"\n' if program == Program(1, "crio", ["crio"]) else ""
     written(tmp_path, "etc/crio/crio.conf", f'[crio.runtime]\n{name}[crio.runtime.runtimes.vip]\nruntime_type = "vm"\n'
             'runtime_path = "/usr/bin/containerd-shim-kata-v2"\nruntime_config_path = "/own.toml"\n')
-    assert KataDefaultVcpus(Files(tmp_path), 8, lambda: [Program(1, "crio", argv)]).of("") == 5
+    assert KataDefaultVcpus(Files(tmp_path), 8, lambda: [program]).of("") == 5
