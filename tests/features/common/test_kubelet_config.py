@@ -360,11 +360,12 @@ def test_a_comment_between_the_lines_of_a_command_ends_it_not(tmp_path: Path, co
 
 @pytest.mark.parametrize(("shell", "value"), [
     ("/bin/bash -c '/opt/k3s server --node-ip $(hostname -I) --kubelet-arg=a=1'", "1"),
-    ('-/bin/sh -ec "exec /opt/k3s server --kubelet-arg=a=1"', "1"),
+    ('-/bin/sh -ec "exec /opt/k3s server --kubelet-arg=a=1"', "1"), ("/opt/k3s --debug server --kubelet-arg a=1", "1"),
     ("/bin/sh -c '/opt/k3s agent --kubelet-arg=a=1'", None), ("/bin/sh -c", None), ("/bin/sh '", None),
     ("/bin/sh -c \"exec '\"", None)])
-def test_a_units_shell_runs_k3s(tmp_path: Path, shell: str, value: str | None) -> None:
-    """So that an option has what a command prints."""
+def test_a_unit_may_start_k3s_by_a_shell_or_with_flags_of_k3s_itself(
+        tmp_path: Path, shell: str, value: str | None) -> None:
+    """By a shell, an option has what a command prints."""
     unit(tmp_path, "etc/systemd/system/k3s.service", f"[Service]\nExecStart={shell}\n")
     expected = [] if value is None else [("a", value, "/etc/systemd/system/k3s.service")]
     assert flags(tmp_path, "etc/\n", Program(5, "k3s", ["k3s server"])) == expected

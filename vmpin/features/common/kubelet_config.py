@@ -243,7 +243,7 @@ def _service(files: Files, program: Program, trouble: list[str]) -> _Service:
         units = exec_start(files, f"{program.name}*.service")
         scripts = ((path, [program.name, *words]) for path, words in openrc_arguments(files, f"{program.name}*"))
         argv, where = next(((words[1:], path) for path, words in (*units, *scripts)
-                            if words[1:2] and words[1] in actions), (argv, where))
+                            if next((word for word in words[1:] if word[:1] != "-"), "") in actions), (argv, where))
     main = (_variable(program, "CONFIG_FILE") or flag(argv, "config", "c")
             or f"/etc/rancher/{program.name}/config.yaml")
     return _Service(program, argv, where, _configured(files, main, trouble))
