@@ -181,6 +181,20 @@ def test_a_directory_of_drop_ins_that_is_a_link_is_not_entered(tmp_path: Path, d
     assert kubelet_config(files, [Program(5, "kubelet", argv)]).text("cpuManagerPolicy") == policy
 
 
+@pytest.mark.parametrize(("program", "tree", "policy"), [
+    (Program(5, "k3s", ["k3s server"]), "etc/systemd/system/k3s.service = ExecStart=/opt/k3s server", "none"),
+    (Program(5, "k3s", ["k3s server"]), "etc/rancher/k3s/config.yaml = kubelet-arg: v=2", ""),
+    (Program(5, "k3s", ["k3s", "agent", "--debug"]), "etc/rancher/k3s/config.yaml = a: b: c", ""),
+    (Program(5, "k3s", ["k3s", "agent", "--debug"]), "etc/rancher/k3s/config.yaml = kubelet-arg: config=/gone", ""),
+    (Program(5, "k3s", ["k3s", "agent", "--debug"]), "etc/rancher/k3s/config.yaml = kubelet-arg: v=2", "none"),
+    (Program(5, "kubelite", ["kubelite", "--kubelet-args-file=/a"]), "a = --root-dir=/k", "none"),
+    (Program(5, "kubelite", ["kubelite", "--kubelet-args-file=/gone"]), "etc/", "")])
+def test_a_kubelet_in_a_distribution_has_the_default_policy_where_all_is_known(
+        tmp_path: Path, program: Program, tree: str, policy: str) -> None:
+    """k3s' arguments are in its unit, and unknown without one."""
+    assert found(tmp_path, f"{tree}\n", program).text("cpuManagerPolicy") == policy
+
+
 def test_a_command_line_that_names_the_file_alone_has_no_drop_ins(tmp_path: Path) -> None:
     made = found(tmp_path, f"""
         etc/k.yaml = {CONFIG}cpuManagerPolicy: none

@@ -97,8 +97,10 @@ def kubelet_config(files: Files, programs: Sequence[Program], base: str = "") ->
         if same_name := [flag for flag in flags if flag.name == name]:
             settings[key] = _from_flags(same_name)
     named = last_value(flags, "config")
-    if (program is not None and program.name == "kubelet" and read and not trouble
-            and (not named or os.path.join(base, named) in read)):
+    # All that could name the policy was read.
+    complete = program is not None and {"kubelet": bool(read), "kubelite": bool(flags)}.get(
+        program.name, service is not None and service.shown)
+    if complete and not trouble and (not named or os.path.join(base, named) in read):
         settings.setdefault("cpuManagerPolicy", FoundSetting("none", "the default"))
     return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble),
                          directory)
@@ -208,12 +210,13 @@ def kubelet_flags(files: Files, program: Program | None, trouble: list[str]) -> 
 
 
 class _Service(NamedTuple):
-    """k3s or RKE2 as it was started. `where` is the source of `argv`; `configured` has the values of each key in its
-    configuration, with their files."""
+    """k3s or RKE2 as it was started. `where` is the source of `argv`, and `shown` whether these are its arguments;
+    `configured` has the values of each key in its configuration, with their files."""
 
     program: Program
     argv: Sequence[str]
     where: str
+    shown: bool
     configured: Mapping[str, Sequence[tuple[str, str]]]
 
     def data_directory(self) -> str:
@@ -239,14 +242,15 @@ def _service(files: Files, program: Program, trouble: list[str]) -> _Service:
     """The service, with its arguments from its unit where it shows no flags itself, or does not run."""
     actions = " ".join(program.argv).split()[1:2] or ACTIONS[program.name]
     argv, where = program.argv[1:], COMMAND_LINE
-    if not any(arg.startswith("-") for arg in program.argv):
+    shown = any(arg.startswith("-") for arg in program.argv)
+    if not shown:
         units = exec_start(files, f"{program.name}*.service")
         scripts = ((path, [program.name, *words]) for path, words in openrc_arguments(files, f"{program.name}*"))
         argv, where = next(((words[1:], path) for path, words in (*units, *scripts)
                             if next((word for word in words[1:] if word[:1] != "-"), "") in actions), (argv, where))
     main = (_variable(program, "CONFIG_FILE") or flag(argv, "config", "c")
             or f"/etc/rancher/{program.name}/config.yaml")
-    return _Service(program, argv, where, _configured(files, main, trouble))
+    return _Service(program, argv, where, shown or where != COMMAND_LINE, _configured(files, main, trouble))
 
 
 def _variable(program: Program, name: str) -> str:
