@@ -8,29 +8,25 @@ that is in use is not connected to. It loads asyncio, so it is imported when a V
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
-from vmpin.bounded import MAX_PID
+from vmpin.bounded import MAX_PID, load_json
 from vmpin.domain.model import VcpuId
 from vmpin.host.files import path_of
 from vmpin.vmm.virtual_machine import QmpAnswer, Vm
 
-if TYPE_CHECKING:
-    from qemu.qmp import QMPClient
-
 logger = logging.getLogger(__name__)
-
-#: The library logs every failed connection as an error, but a busy or ended QEMU is no error here. This logger has no
-#: parent and no handler.
-_silent = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
 
 #: The flags word of a listening socket (net/unix/af_unix.c: unix_seq_show writes __SO_ACCEPTCON).
 _LISTENING = "00010000"
-#: A reply about a thousand vCPUs is below 256 KiB. A QEMU that lies can fill the buffer, and the loop handles what is
-#: in it in one turn.
-_READ_LIMIT = 1 << 18
+#: Bytes of a line: a reply about a thousand vCPUs is below 256 KiB.
+_LONGEST = 1 << 18
+#: Bytes that are read of a connection, where each line counts for at least _LINE. Events may precede a reply; a QEMU
+#: that sends them without end, each in few bytes, would take all of the loop's time until the deadline.
+_MOST, _LINE = 1 << 20, 1 << 10
 #: The deadline of each attempt in seconds. QEMU usually answers within milliseconds; on a busy machine either end may
 #: wait for a CPU.
 DEADLINES = 0.2, 0.8, 3.2
@@ -74,13 +70,10 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
         return None
     directory = -1
     try:
-        from qemu.qmp import QMPClient  # 59 ms, and most nodes never ask; before the deadline begins
-
         # By descriptor, because the path through /proc may exceed the 107 bytes of a socket address.
         directory = os.open(os.path.dirname(path_of(process, path)), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         async with asyncio.timeout(deadline):
-            return await _query(QMPClient(readbuflen=_READ_LIMIT),
-                                f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+            return await _query(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
     except TimeoutError:
         logger.debug("no answer from QMP path=%s within %g s", path, deadline)
         raise
@@ -92,15 +85,33 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
             os.close(directory)
 
 
-async def _query(client: QMPClient, address: str) -> QmpAnswer:
-    client.logger = _silent
-    await client.connect(address)
+async def _query(address: str) -> QmpAnswer:
+    """:raises OSError, EOFError, ValueError: the peer is no QEMU, or refuses a command."""
+    reader, writer = await asyncio.open_unix_connection(address, limit=_LONGEST)
+    left = _MOST
+
+    async def member(name: str, of: str | None = None) -> object:
+        """The member of the next message that has it. :param of: the id of the message."""
+        nonlocal left
+        while line := await reader.readline():
+            left -= max(len(line), _LINE)
+            message = load_json(line)
+            if left < 0 or not isinstance(message, dict) or "error" in message:
+                raise ValueError(f"{line[:80]!r} is no message of QEMU's that is expected")
+            if name in message and message.get("id") == of:
+                return message[name]
+        raise EOFError
+
+    async def reply(command: str) -> object:
+        writer.write(json.dumps({"execute": command, "id": command}).encode() + b"\n")
+        return await member("return", command)
+
     try:
-        cpus = await client.execute("query-cpus-fast")
-        iothreads = await client.execute("query-iothreads")
+        await member("QMP")
+        await reply("qmp_capabilities")
+        return read_answer(await reply("query-cpus-fast"), await reply("query-iothreads"))
     finally:
-        await client.disconnect()
-    return read_answer(cpus, iothreads)
+        writer.transport.abort()
 
 
 def read_answer(cpus: object, iothreads: object) -> QmpAnswer:
