@@ -242,6 +242,10 @@ class ModelNode:
         self.keep(answer.ledger)
         self.write(answer.updates)
 
+    def miss(self, container: ContainerId, cpus: int) -> None:
+        """The container is resized while vmpin does not run."""
+        self.containers[container] = self.containers[container]._replace(shares=1024 * cpus, quota=100_000 * cpus)
+
     def stop(self, container: ContainerId, remove: bool) -> None:
         sandbox = self.containers.pop(container).sandbox
         answer = decisions.on_stop(self.machine, self.ledger, container, self.options)
@@ -327,7 +331,9 @@ class ModelNode:
         for _ in range(2):  # After a lost update and a lost call, the list looks like an old one at first.
             again = Listed(listed.sandboxes, tuple(self.containers.values()))
             second = on_synchronize(self.machine, again, self.ledger, self.options)
-            same, self.ledger = second.ledger == self.ledger and not second.updates, second.ledger
+            # What is refused again may have other numbers in its reason.
+            same = second.ledger._replace(refused=self.ledger.refused) == self.ledger and not second.updates
+            self.ledger = second.ledger
             if same:
                 break
             assert not lost

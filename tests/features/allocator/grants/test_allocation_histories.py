@@ -10,7 +10,7 @@ from allocation_model import Crash, ModelNode, option_sets
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import CpuSet, union
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
@@ -194,6 +194,60 @@ def test_a_lost_ledger_leaves_the_members_of_a_group_as_they_are(steps: list[str
     for key, grant in before.grants.items():
         again = node.ledger.grants[key]
         assert (again.group, again.left_alone, len(again.cpus)) == (grant.group, False, len(grant.cpus))
+
+
+@settings(max_examples=120)
+@given(st.data(), st.sampled_from(MACHINES), option_sets())
+def test_a_ledger_lost_with_a_resize_gives_no_cpu_to_two(data: st.DataObject, machine: Topology,
+                                                         chosen: AllocationOptions) -> None:
+    node = ModelNode(machine, chosen)
+    for number in range(data.draw(st.integers(1, 20))):
+        if one_step(data.draw, node, number) in ("change", "annotate"):
+            return
+    if not node.containers or any(not grant.live for grant in node.ledger.grants.values()):
+        return
+    node.by_cri()
+    for container in data.draw(st.lists(st.sampled_from(sorted(node.containers)), max_size=3)):
+        node.miss(container, data.draw(st.integers(1, 4)))
+    node.synchronize(lost=True)
+    node.check()
+
+
+@pytest.mark.parametrize(("policy", "steps", "cpus"), [
+    ("group:a", ["create id1 1", "create id2 1", "miss id1 3"], {"id1": 3, "id2": 1}),
+    ("group:a", ["create id1 1", "create id2 5", "miss id1 2"], {"id1": 2, "id2": 5}),
+    ("group:a", ["create id1 1", "create id2 1", "update id1 3", "miss id2 2", "miss id1 1"], {"id1": 1, "id2": 2}),
+    ("group:a", ["create id1 1", "update id1 2", "miss id1 4"], {"id1": 4}),
+    ("exclusive", ["create id1 1", "create id2 1", "update id1 3", "miss id1 2"], {"id1": 2, "id2": 1}),
+    ("exclusive", ["create id1 1", "update id1 2", "miss id1 4"], {"id1": 4}),
+    ("exclusive", ["create id1 1", "update id1 2", "miss id1 8"], {"id1": 2}),  # refused, as CPU 0 is reserved
+    ("fixed", ["create id1 1", "update id1 3", "miss id1 1"], {"id1": 1}),
+])
+def test_a_ledger_lost_with_a_resize_leaves_its_containers_their_cpus(policy: str, steps: list[str],
+                                                                      cpus: dict[str, int]) -> None:
+    node = ModelNode(MODEL_MACHINES[0], AllocationOptions(AllocationMode.ON, reserved=CpuSet((0,))))
+    node.sandboxes[SandboxId("a0")] = False
+    node.create(RequestedContainer(ContainerId("shared"), SandboxId("a0"), "shared", "a", shares=2))
+    for step, name, size in (line.split() for line in steps):
+        match step:
+            case "create":
+                assert not node.create(RequestedContainer(
+                    ContainerId(name), SandboxId("a0"), name, "a", "a0", "uid", {}, {
+                        f"cpu-policy.vmpin.io/container.{name}": policy},
+                    1024 * int(size), 100_000 * int(size), 100_000))
+            case "update":
+                node.update(ContainerId(name), int(size))
+            case "miss":
+                node.miss(ContainerId(name), int(size))
+    node.by_cri()
+    before = node.ledger
+    node.synchronize(lost=True)
+    node.check()
+    for name, number in cpus.items():
+        was, now = before.grants[ContainerId(name)], node.ledger.grants[ContainerId(name)]
+        assert (now.policy, now.group, now.left_alone, len(now.cpus)) == (was.policy, was.group, False, number)
+    own = [union(grant.cpus for grant in ledger.grants.values()) for ledger in (before, node.ledger)]
+    assert own[0] <= own[1] or own[1] <= own[0], "what they have grows or shrinks in place"
 
 
 @given(st.data(), st.sampled_from(MACHINES), option_sets())

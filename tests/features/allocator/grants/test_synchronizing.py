@@ -27,7 +27,7 @@ FORGED = '{"v":1,"policy":"exclusive","since":0,"cpus":"%s"}'
 
 
 @pytest.mark.parametrize(("forged", "words"), [
-    (claim("evil", 2, FORGED % "2-3", "0-7"), "request is 2 CPUs"),
+    (claim("evil", 2, FORGED % "2-3", "0-7"), "another container's"),
     (claim("evil", 0, FORGED % "4-5", "4-5"), "request = limit"),
     (claim("evil", 1, FORGED % "0", "0"), "reserved"),
     (claim("evil", 2, '{"v":1,"policy":"infra","since":0}', "0"), "privileged_namespaces"),

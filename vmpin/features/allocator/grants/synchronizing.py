@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer
-from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.admission import (
     about,
@@ -279,19 +278,25 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     if not brings_cpus(grant.policy, grant.group, options):
         return grant
     if alone and claim.exact and claim.resized and amount.size:
-        # As before the resize: its request is taken in as that of any known container (`_as_listed`).
-        size = len(annotated.cpus)
-        grant = grant._replace(amount=CpuAmount(1000 * size, 1000 * size, size))
+        grant = grant._replace(amount=_before_resize(len(annotated.cpus)))
     taken = union(other.held for other in ledger.grants.values())
     never = _never(machine, grant, options)
     mates = union(other.cpus for other in ledger.of_group(grant.group)) if grant.group else EMPTY
     cpus = _own_part(grant, claim, taken | never, mates, pooled)
+    if len(cpus) != grant.amount.size:
+        grant = grant._replace(amount=_before_resize(len(cpus)))
     why = _contradiction(machine, grant, cpus, taken, never)
     if why:
         return why
     spare = cpuset - cpus if grant.vm and grant.policy is not CpuPolicy.GROUP else EMPTY
     own_spare = bool(annotated.own_spare and spare and spare.isdisjoint(taken) and len(spare) <= grant.vm_overhead)
     return grant._replace(cpus=cpus, spare=spare, own_spare=own_spare)
+
+
+def _before_resize(size: int) -> CpuAmount:
+    """The amount of a container whose resize was missed: its request is then taken in as that of any known container
+    (`_as_listed`)."""
+    return CpuAmount(1000 * size, 1000 * size, size)
 
 
 def _leaves_a_pool(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> bool:
@@ -324,8 +329,8 @@ def _never(machine: Topology, grant: Grant, options: AllocationOptions) -> CpuSe
 
 def _contradiction(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, never: CpuSet) -> str:
     """Why these cannot be the container's own CPUs; "" where they can."""
-    if len(cpus) != grant.amount.size:
-        return f"its request is {number_of(grant.amount.size, 'CPU')}, and those would be {len(cpus)}"
+    if not cpus and grant.policy is not CpuPolicy.GROUP:  # a group's others may have all that it has
+        return "they are other containers'"
     if not cpus.isdisjoint(taken):
         return f"the CPUs {cpus & taken} are another container's"
     if not cpus.isdisjoint(never):
