@@ -30,8 +30,12 @@ def add(made: KeptDatabase, value: object) -> None:
     made.submit(lambda connection: connection.execute("INSERT INTO number VALUES (?)", (value,))).result()
 
 
+def values_of(connection: sqlite3.Connection) -> list[list[int]]:
+    return list(rows(connection, "SELECT value FROM number"))
+
+
 def values(made: KeptDatabase) -> list[list[int]]:
-    return made.submit(lambda connection: list(rows(connection, "SELECT value FROM number"))).result()
+    return made.submit(values_of).result()
 
 
 @pytest.fixture
@@ -168,6 +172,22 @@ def test_what_is_no_file_is_set_aside_and_not_opened(path: Path, kind: str) -> N
         add(made, 8)
     assert other.read_bytes() == before
     assert path.is_file()
+
+
+def test_what_cannot_be_set_aside_fails_each_work_until_it_is_gone(path: Path) -> None:
+    """As a directory beside whose name a file has the other one; and a mount point."""
+    path.unlink()
+    path.mkdir()
+    path.with_name("numbers.bad").write_bytes(b"")
+    with database(path) as made:
+        for _ in range(2):
+            with pytest.raises(sqlite3.OperationalError, match="it is no file, and cannot be set aside"):
+                add(made, 8)
+        nothing: list[list[int]] = []
+        assert made.read(values_of, nothing).result() is nothing
+        path.rmdir()
+        add(made, 8)
+        assert values(made) == [[8]]
 
 
 def test_a_figure_that_is_no_number_sets_it_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -144,7 +144,10 @@ class KeptDatabase:
         except (sqlite3.DatabaseError, ValueError) as err:  # ValueError: a message of SQLite's that is no UTF-8
             if not is_damage(err):
                 raise
+            before = self._identity()
             self._set_aside(err)
+            if before is not None and self._identity() == before:  # a mount point, or NAME.bad is a directory
+                raise sqlite3.OperationalError(f"{err}, and cannot be set aside") from err
             return self._opened()
 
     def _connected(self, name: str) -> sqlite3.Connection:
