@@ -286,6 +286,22 @@ def test_a_file_that_cannot_be_written_is_said_once_and_cpus_are_given(tmp_path:
     runtime.settled()
 
 
+def test_where_the_file_cannot_be_written_an_older_one_takes_nothing_back(tmp_path: Path) -> None:
+    runtime = Runtime(tmp_path)
+    runtime.list()
+    for name in ("one", "shared"):
+        list(runtime.create(name, 2 * (name == "one")))
+    (tmp_path / ".ledger.json.new" / "full").mkdir(parents=True)
+    one = runtime.boxes[ContainerId("one")]
+    resized = one.asked._replace(shares=4096, quota=400_000)
+    answer = runtime.allocator.decide(Verb.UPDATE, resized)
+    runtime.boxes[resized.id] = one._replace(asked=resized, cpus=dict(answer.updates)[resized.id])
+    list(runtime.applied(answer))
+    runtime.allocator = runtime.made()
+    runtime.list()
+    runtime.settled()
+
+
 def test_a_refusal_leaves_the_grants_as_they_were(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     runtime.list()

@@ -8,6 +8,7 @@ runtime lists.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from vmpin.authorities.authority import GivenAuthority
@@ -53,10 +54,13 @@ class LedgerFile:
             return None
 
     def save(self, ledger: Ledger) -> None:
-        """Replace the file. A failure is logged once: each grant stands in its container's annotations, too."""
+        """Replace the file. A failure is logged once, and there is no file then: each grant stands in its container's
+        annotations, too, but an older ledger would come before these, and take back what was given since."""
         try:
             replace(self.path, sealed(self._text(ledger)))
         except OSError as err:
+            with suppress(OSError):
+                self.path.unlink()
             if not self._failing:
                 logger.error("%s: the ledger cannot be saved: %s; free space or inodes there", self.path, err.strerror)
             self._failing = True
