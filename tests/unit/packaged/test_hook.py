@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import signal
@@ -88,6 +89,19 @@ def test_a_full_spool_takes_no_more(place: Place) -> None:
     assert ran.code == 0
     assert re.fullmatch(r"vmpin-hook: .*, and not kept: .* is full \(4096 files\)\n", ran.err)
     assert len(place.kept()) == 4096
+
+
+def test_large_messages_fill_the_spool_sooner(place: Place) -> None:
+    """As by annotations, of which a pod's author may write 256 kB."""
+    place.spool.mkdir(parents=True)
+    for number in range(120):
+        (place.spool / f"{number:020}-1.hook").touch()
+    large = json.dumps({"id": "x", "annotations": {"a": "b" * (256 << 10)}}).encode()
+    assert " is full (127 files)" not in place.run("poststart", state=large).err
+    for number in range(120, 128):
+        (place.spool / f"{number:020}-1.hook").touch()
+    assert " is full (127 files)" in place.run("poststart", state=large).err
+    assert "kept in the spool" in place.run("poststart").err
 
 
 def test_a_socket_without_a_listener_is_a_watcher_away(place: Place) -> None:
