@@ -196,6 +196,26 @@ def test_a_lost_ledger_leaves_the_members_of_a_group_as_they_are(steps: list[str
         assert (again.group, again.left_alone, len(again.cpus)) == (grant.group, False, len(grant.cpus))
 
 
+def test_a_lost_ledger_leaves_a_fixed_container_its_cpu_in_a_vms_spare_set() -> None:
+    """A found history: the VM's own CPUs and its spare one have changed since its annotation was written."""
+    node = ModelNode(MODEL_MACHINES[0], AllocationOptions(AllocationMode.ON))
+    for name, size, policy in (("vm", 1, "exclusive"), ("pod", 1, "fixed")):
+        node.sandboxes[SandboxId(name)] = name == "vm"
+        vm = node.sandboxes[SandboxId(name)]
+        assert not node.create(RequestedContainer(
+            ContainerId(name), SandboxId(name), name, "a", name, name, {}, {"cpu-policy.vmpin.io": policy},
+            1024 * size, 100_000 * size, 100_000, vm=vm, vm_vcpus=1 if vm else None))
+        if vm:
+            node.start(ContainerId(name))
+            node.update(ContainerId(name), 2)
+    node.by_cri()
+    before = {key: (grant.policy, str(grant.cpus), str(grant.spare)) for key, grant in node.ledger.grants.items()}
+    assert before == {ContainerId("vm"): ("exclusive", "0-1", "2"), ContainerId("pod"): ("fixed", "2", "")}
+    node.synchronize(lost=True)
+    assert before == {key: (grant.policy, str(grant.cpus), str(grant.spare))
+                      for key, grant in node.ledger.grants.items()}
+
+
 @settings(max_examples=120)
 @given(st.data(), st.sampled_from(MACHINES), option_sets())
 def test_a_ledger_lost_with_a_resize_gives_no_cpu_to_two(data: st.DataObject, machine: Topology,

@@ -45,6 +45,9 @@ from vmpin.features.allocator.texts.annotations import annotated_wish
 from vmpin.features.allocator.texts.grant_data import GRANT_KEY, AnnotatedGrant, read_annotation
 from vmpin.named_tuple import NamedTuple
 
+#: The policies of containers that have CPUs without others' in their cpusets.
+_SINGLE = (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED)
+
 
 def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, options: AllocationOptions) -> Answer:
     """The ledger as the runtime's list has it. `ledger` None: it is lost. The answer has all updates that are due.
@@ -196,12 +199,15 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
         else:
             group = group_of(annotated.wish._replace(policy=annotated.policy), container.namespace, options)
             claims.append(_Claim(container, annotated, container.cpuset, requested_amount(container), group))
-    # Certainly no container's own: a shared container runs on them.
+    # Certainly no container's own: a shared container runs on them. Certainly another's: outside VMs and groups a
+    # cpuset has a container's own CPUs alone; those of a fixed one may be spare CPUs of a VM.
     pooled = union(claim.cpuset for claim in claims if claim.annotated.policy not in OWN)
+    single = union(claim.cpuset for claim in claims if claim.annotated.policy in _SINGLE and not claim.container.vm)
     members = Counter([*(grant.group for grant in ledger.grants.values()), *(claim.group for claim in claims)])
     for claim in _by_precedence(claims):
         alone = not claim.group or members[claim.group] == 1
-        grant = _grant_of(machine, ledger, claim, options, pooled, alone)
+        others_cpus = single if claim.annotated.policy is CpuPolicy.FIXED else pooled | single  # fixed: in the pool
+        grant = _grant_of(machine, ledger, claim, options, others_cpus, alone)
         if isinstance(grant, str):
             notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
                          f"{claim.cpuset}, which is not adopted: {grant}")
@@ -260,9 +266,10 @@ def _brings_cpus(machine: Topology, container: RequestedContainer, options: Allo
 
 
 def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,
-              pooled: CpuSet, alone: bool) -> Grant | str:
-    """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :param alone: the cpuset has
-    no CPUs of other members of a group. :returns: why it proves none."""
+              others_cpus: CpuSet, alone: bool) -> Grant | str:
+    """The grant that a claim proves. :param others_cpus: CPUs that are less likely its own than the rest of its
+    cpuset, if it is a VM's or a group's. :param alone: the cpuset has no CPUs of other members of a group.
+    :returns: why it proves none."""
     container, annotated, cpuset, amount, _ = claim
     wish = AnnotatedWish(annotated.wish._replace(policy=annotated.policy), "vmpin")
     ruled = ruling(machine, wish, container.namespace, container.guaranteed, amount, options)
@@ -282,7 +289,7 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     taken = union(other.held for other in ledger.grants.values())
     never = _never(machine, grant, options)
     mates = union(other.cpus for other in ledger.of_group(grant.group)) if grant.group else EMPTY
-    cpus = _own_part(grant, claim, taken | never, mates, pooled)
+    cpus = _own_part(grant, claim, taken | never, mates, others_cpus)
     if len(cpus) != grant.amount.size:
         grant = grant._replace(amount=_before_resize(len(cpus)))
     why = _contradiction(machine, grant, cpus, taken, never)
@@ -306,9 +313,9 @@ def _leaves_a_pool(machine: Topology, ledger: Ledger, grant: Grant, options: All
     return not grant.out_of_pool or bool(pool(whole, ledger.with_grants(grant), options))
 
 
-def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, mates: CpuSet, pooled: CpuSet) -> CpuSet:
+def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, mates: CpuSet, others_cpus: CpuSet) -> CpuSet:
     """The container's own CPUs in its cpuset; a VM's has spare CPUs besides, and a group's those of other members.
-    Those that no shared container is on come first; of these the annotation's, then those of no other grant.
+    Those that are not in `others_cpus` come first; of these the annotation's, then those of no other grant.
     :param taken: CPUs that cannot be its own. :param mates: those of them that other members of its group have got
     already. The annotation may name these, as resizes pass them on: which member has which of the group's CPUs does
     not matter."""
@@ -316,8 +323,7 @@ def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, mates: CpuSet, pooled:
         return claim.cpuset
     named = claim.annotated.cpus & claim.cpuset - mates
     order = [*named, *(claim.cpuset - named - taken - claim.annotated.spare), *(claim.cpuset - named - taken)]
-    if grant.policy is not CpuPolicy.FIXED:  # those stay in the pool
-        order.sort(key=pooled.__contains__)
+    order.sort(key=others_cpus.__contains__)
     return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
 
 
