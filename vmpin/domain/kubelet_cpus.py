@@ -72,15 +72,15 @@ class CpuManagerState(_Contents):
                                     for key, cpus in self.entries.items()})
 
 
-def orphaned(kubelet: CpuManagerState) -> str:
-    """Describe a checkpoint without a running kubelet: it may list pods that no longer exist."""
+def orphaned(kubelet: CpuManagerState, why: str = "no kubelet runs") -> str:
+    """Describe a checkpoint that no kubelet updates: it may list pods that no longer exist."""
     from datetime import UTC, datetime  # not at the top: it takes 2 ms of every command's start
 
     try:
         when = f", written {datetime.fromtimestamp(kubelet.written / 1e9, UTC):%Y-%m-%dT%H:%M:%SZ},"
     except (OverflowError, ValueError, OSError):
         when = ""  # a file can have any mtime
-    return f"no kubelet runs, and the checkpoint{when if kubelet.written else ''} may be out of date"
+    return f"{why}, and the checkpoint{when if kubelet.written else ''} may be out of date"
 
 
 class UnknownOwner(NamedTuple):

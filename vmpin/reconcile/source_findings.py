@@ -20,6 +20,7 @@ from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxSta
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
 from vmpin.domain.model import ContainerId, Pod, SandboxId, uid_of, valid_id
+from vmpin.domain.terminal import printable
 
 if TYPE_CHECKING:
     from vmpin.host.procfs import Procfs
@@ -201,8 +202,12 @@ class UnknownOwners:
         return KubeletProcess(self._proc)
 
     def checkpoint_doubt(self, kubelet: CpuManagerState) -> str:
-        """Why a checkpoint may be out of date, "" for no reason: no kubelet runs to update it."""
-        return orphaned(kubelet) if self._kubelet_process.runs() is False else ""
+        """Why a checkpoint may be out of date, "" for no reason: no kubelet runs to update it, or one that has another
+        directory."""
+        if self._kubelet_process.runs() is False:
+            return orphaned(kubelet)
+        other = self._kubelet_process.other_directory(self._pods.parent)
+        return orphaned(kubelet, f"the kubelet's directory is {printable(other)} now") if other else ""
 
     def _settles(self, kubelet: CpuManagerState | None) -> bool:
         """Whether the kubelet has just created or removed a pod's directory, or written the checkpoint."""

@@ -5,9 +5,12 @@ on the checkpoint: it may read the command line of every process."""
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 from vmpin.domain.distributions import is_kubelet
+from vmpin.host.daemons import flag
 from vmpin.host.procfs import Procfs
 
 #: For so long (s) the processes are not read again if none was a kubelet.
@@ -41,6 +44,18 @@ class KubeletProcess:
             self._last = None
         self._searched = float("-inf") if self._last else now
         return self._last
+
+    def other_directory(self, directory: Path) -> str:
+        """The directory of the running kubelet if its command line names another one than `directory`, by any link or
+        mount; "" otherwise, and if that cannot be read. Call it after `runs`."""
+        if self._known is None:
+            return ""
+        try:
+            named = flag(self._proc.cmdline(self._known[0]), "root-dir")
+            same = named[:1] != "/" or os.path.samefile(f"{self._proc.root}/{self._known[0]}/root{named}", directory)
+        except OSError:
+            return ""
+        return "" if same else named
 
     def _search(self) -> bool | None:
         """Read every process, and remember the kubelet."""

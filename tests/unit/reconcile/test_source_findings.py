@@ -219,6 +219,17 @@ def test_without_a_kubelet_every_collision_says_so_and_without_collisions_no_pro
     assert asked == []
 
 
+def test_a_checkpoint_that_its_kubelet_left_behind_may_be_out_of_date(tmp_path: Path) -> None:
+    """It has gone on in another directory (--root-dir), as to a larger disk."""
+    process(tmp_path / "proc", 20, "kubelet|--root-dir=/data/kubelet")
+    (tmp_path / "proc/20/root/data/kubelet").mkdir(parents=True)
+    (tmp_path / "kubelet").mkdir()
+    owners = UnknownOwners(proc_tree(tmp_path / "proc"), tmp_path / "kubelet/pods")
+    assert owners.checkpoint_doubt(KUBELET._replace(written=1795669200 * 10**9)) == DOUBT.replace(
+        "no kubelet runs", "the kubelet's directory is /data/kubelet now")
+    assert UnknownOwners(owners._proc, tmp_path / "proc/20/root/data/kubelet/pods").checkpoint_doubt(KUBELET) == ""
+
+
 def test_an_unknown_owner_is_logged_again_once_no_kubelet_runs(tmp_path: Path,
                                                              caplog: pytest.LogCaptureFixture) -> None:
     owners = UnknownOwners(Procfs(), tmp_path)

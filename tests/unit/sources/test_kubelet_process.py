@@ -38,6 +38,21 @@ def test_it_is_remembered_until_it_ends_and_looked_for_now_and_then(tmp_path: Pa
     assert kubelet.runs(200.0) is False
 
 
+@pytest.mark.parametrize(("command", "other"), [
+    ("kubelet|--root-dir=/data/kubelet", "/data/kubelet"), ("kubelet|--root-dir|/data/kubelet", "/data/kubelet"),
+    ("kubelet|--root-dir=/old", ""), ("kubelet|--root-dir=/link", ""), ("kubelet|--root-dir=/gone", ""),
+    ("kubelet|--root-dir=data", ""), ("kubelet", ""), ("k3s server", "")])
+def test_a_kubelet_may_have_moved_to_another_directory(tmp_path: Path, command: str, other: str) -> None:
+    process(tmp_path, 20, command)
+    for name in ("data/kubelet", "old"):
+        (tmp_path / "20/root" / name).mkdir(parents=True)
+    (tmp_path / "20/root/link").symlink_to("old")
+    kubelet = KubeletProcess(proc_tree(tmp_path))
+    assert kubelet.other_directory(tmp_path / "20/root/old") == "", "not searched"
+    assert kubelet.runs() is True
+    assert kubelet.other_directory(tmp_path / "20/root/old") == other
+
+
 def test_what_cannot_be_seen_is_not_called_absent(tmp_path: Path) -> None:
     """A container's process of that name may be the node's kubelet (Talos), or its author's wish."""
     process(tmp_path, 20, "kubelet", namespace="pid:[2]")
