@@ -189,11 +189,13 @@ def test_from_the_cri_to_the_guests_threads(node: CriNode, guest: PodGuest) -> N
     assert f"vsock, CID {CID}" in found["guest"]["state"]
     check(guest, {2: 2, 3: 3}, "0-3")
 
-    # Other CPUs for the same vCPUs: nothing is to be sent to the guest.
-    pushes = found["guest"]["pushes"]
+    # Other CPUs for the same vCPUs: nothing is to be sent to the guest. Only an agent that was too slow for an answer,
+    # and so was connected to again, is sent the same map once more.
+    before = node.sandbox(guest.sandbox)["guest"]
     main.update(cpus="4-5")
     wait_for(node, guest, {0: "0-1", 1: "0-1", 2: "4", 3: "5"}, (in_main, "2-3"))
-    assert node.sandbox(guest.sandbox)["guest"]["pushes"] == pushes
+    after = node.sandbox(guest.sandbox)["guest"]
+    assert after["pushes"] - before["pushes"] <= after["connects"] - before["connects"], f"{before}\n{node.log()}"
     check(guest, {2: 4, 3: 5}, "0-1,4-5")
 
     # Fewer: a vCPU goes back to the others.
