@@ -217,11 +217,14 @@ def _runtimes_of_flags(values: Iterable[str]) -> Iterator[tuple[str, Table]]:
 
 
 def _podman(files: Files) -> Engine:
-    """A list with `{append=true}` adds to earlier files' lists, as do later ones (5.0; common: attributedstring)."""
+    """A list with `{append=true}` adds to earlier files' lists, as do later ones (5.0; common: attributedstring). The
+    drop-ins of all directories are read in the order of their names, of one name the last (6.0; storage: configfile);
+    older versions have only /etc/containers/containers.conf.d."""
     hooks, append = _HOOKS, False
     loaded = _Configuration(files)
-    paths = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf",
-             *files.glob("/etc/containers/containers.conf.d/*.conf"))
+    places = [f"{top}/containers/containers{kind}.conf" for top in ("/usr/share", "/etc") for kind in ("", ".rootful")]
+    dropins = {path.rpartition("/")[2]: path for place in places for path in files.glob(f"{place}.d/*.conf")}
+    paths = (places[0], places[2], *(dropins[name] for name in sorted(dropins)))
     for _, table in loaded.load(paths):
         listed = dig(table, "engine", "hooks_dir")
         for item in listed if isinstance(listed, list) else ():

@@ -245,5 +245,17 @@ def test_a_list_of_podmans_may_add_to_earlier_ones(
     assert made["podman"].hooks_dirs == expected
 
 
+def test_podmans_drop_ins_are_sorted_over_all_directories(tmp_path: Path) -> None:
+    """Podman 6; of one name the file of the strongest directory counts alone."""
+    hooks = '[engine]\\nhooks_dir = ["/%s", {append=true}]'
+    made = found(tmp_path, f"etc/containers/containers.conf = [engine]\\nhooks_dir = ['/a']\n"
+                 f"usr/share/containers/containers.conf.d/2.conf = {hooks % 'c'}\n"
+                 f"usr/share/containers/containers.conf.d/3.conf = {hooks % 'gone'}\n"
+                 f"etc/containers/containers.conf.d/1.conf = {hooks % 'b'}\n"
+                 f"etc/containers/containers.rootful.conf.d/3.conf = {hooks % 'd'}\n"
+                 f"etc/containers/containers.rootless.conf.d/4.conf = {hooks % 'gone'}\n")["podman"]
+    assert made.hooks_dirs == ("/a", "/b", "/c", "/d")
+
+
 def test_a_node_without_any_has_none(tmp_path: Path) -> None:
     assert found(tmp_path, "etc/x = 1\n") == {}
