@@ -81,6 +81,9 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("cgroups", facts(cgroups="none"), "bad", "no cpuset"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "2"}))), "warn", "1 VMM off"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "0-7"}))), "ok", "v2"),
+    # In a container with a cgroup namespace of its own all of them are outside its root.
+    ("cgroups", facts(status=status(sandbox(cgroup=None))), "unknown", "1 VMM cannot be read here"),
+    ("cgroups", facts(status=status(sandbox(cgroup=None, vmm=None))), "ok", "v2"),
     # sources
     ("authorities", facts(status=status(authorities=["kubelet", "pool"])), "ok", "decided by: kubelet, pool"),
     ("authorities", facts(status=status(authorities=[])), "ok", "decided by: none"),

@@ -132,9 +132,11 @@ def cgroups(facts: NodeFacts) -> CheckResult:
         return bad("no cpuset cgroups were found", "mount them at paths.cgroup (in a pod: /sys/fs/cgroup of the node, "
                    "as in config/kubernetes/vmpin.yaml)")
     evidence = [f"layout {facts.cgroups}"]
-    capped = []
+    capped, hidden = list[str](), list[str]()
     for sandbox in facts.sandboxes:
         group, mask = sandbox.get("cgroup"), sandbox.get("mask")
+        if group is None and sandbox.get("vmm") is not None:
+            hidden.append(sandbox["id"])
         if group is None or not mask:
             continue
         lacking = CpuSet.parse(mask) - CpuSet.parse(group["cpus"])
@@ -146,6 +148,10 @@ def cgroups(facts: NodeFacts) -> CheckResult:
         return warn(f"the cpuset cgroup keeps {vmms} off CPUs of the sandbox: {several(capped)}",
                     "find the program that writes that cgroup: the kubelet, Kata (sandbox_cgroup_only), an NRI "
                     "plugin, or systemd (daemon-reload with AllowedCPUs=)", *evidence)
+    if hidden:
+        return unknown(f"the cpuset cgroup of {number_of(len(hidden), 'VMM')} cannot be read here: {several(hidden)}",
+                       *evidence, remedy="the machine's own cgroup namespace shows them: in a pod watcher.privileged "
+                       "in the chart's values (on cgroup v2 a container has a namespace of its own otherwise)")
     if not facts.status:
         return unknown(f"cgroups are {facts.cgroups}; whether VMMs have the CPUs of their sandboxes is "
                        f"unknown: {facts.status_trouble}", *evidence, remedy="run this as root")
