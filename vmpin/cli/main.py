@@ -126,9 +126,10 @@ def _not_taken(arguments: Sequence[str], word: str) -> UsageError:
 
 
 def _complain(*lines: str) -> None:
-    """Print to standard error; one that is closed or on a full disk does not change the exit code."""
+    """Print to standard error, as no terminal obeys it: an error repeats arguments. One that is closed or on a full
+    disk does not change the exit code."""
     with contextlib.suppress(OSError):
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        print(*(printable(part) for line in lines for part in line.split("\n")), sep="\n", file=sys.stderr, flush=True)
 
 
 def _flushed(stream: TextIO, failed: bool = False) -> int:
