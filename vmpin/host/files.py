@@ -172,14 +172,15 @@ class Files:
         does it: a symbolic link counts as a file, so a mounted ConfigMap's `..data` is not entered, and neither is the
         directory itself where it is a link, unless its path ends with a slash."""
         above, _, last = directory.rpartition("/")
-        if (self.host(above) / last).is_symlink():
+        # Not Path's methods, which raise what cannot be looked at: another process's root may not be entered.
+        if os.path.islink(self.host(above) / last):
             yield directory
             return
         directory = directory.rstrip("/")
         top = self.host(directory)
         for name in self.names(directory):
             path = f"{directory}/{name}"
-            if (top / name).is_symlink() or not (top / name).is_dir():
+            if os.path.islink(top / name) or not os.path.isdir(top / name):
                 yield path
             elif depth:
                 yield from self.below(path, depth - 1)

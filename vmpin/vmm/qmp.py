@@ -86,7 +86,8 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
 
 
 async def _query(address: str) -> QmpAnswer:
-    """:raises OSError, EOFError, ValueError: the peer is no QEMU, or refuses a command."""
+    """Query the QEMU that listens at a socket.
+    :raises OSError, EOFError, ValueError: the peer is no QEMU, or refuses a command."""
     reader, writer = await asyncio.open_unix_connection(address, limit=_LONGEST)
     left = _MOST
 
