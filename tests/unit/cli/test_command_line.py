@@ -89,8 +89,10 @@ def test_an_error_that_repeats_an_argument_cannot_control_the_terminal(capsys: p
     assert main(["--config", "/nonexistent/\x1b[31mred", "config"]) == 2
     assert main(["--config", "/dev/null", "--set", "x\x1b]0;t\x07=1", "config"]) == 2
     printed = capsys.readouterr().err
-    assert "\x1b" not in printed and "\x07" not in printed
-    assert printed.startswith("vmpin: /nonexistent/\\x1b[31mred: ") and printed.count("\n") == 3
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert printed.startswith("vmpin: /nonexistent/\\x1b[31mred: ")
+    assert printed.count("\n") == 3
 
 
 #: What the streams' numbers lead to, in a program and in one that it starts; and the number of the next file opened.
