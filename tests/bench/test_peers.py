@@ -181,7 +181,7 @@ time.sleep(3600)
 
 @pytest.mark.root
 def test_what_is_left_in_an_enclosure_counts_as_the_benchmark_s_own_work(tmp_path: Path) -> None:
-    """As shims with their containers are: what is in nobody's times would be other programs' (conditions.Meter)."""
+    """Shims run so, with their containers. Their CPU time is not other programs' (conditions.Meter)."""
     worked, before = tmp_path / "worked", os.times()
     with Enclosure() as enclosure:
         enclosure.popen([sys.executable, "-IS", "-c", _LEFT, str(worked)])

@@ -26,8 +26,8 @@ from need import need_root, need_tool, need_unshare
 
 _CLONE_NEWPID = 0x20000000
 _libc = ctypes.CDLL(None, use_errno=True)
-#: Process 1: reaps until its standard input ends, then kills and reaps the rest: what the kernel kills at the end of a
-#: namespace is in nobody's times. The mount hides what the machine's own daemons keep below /run.
+#: Process 1: reaps until its standard input ends, then kills and reaps the rest. Else the kernel would kill it at the
+#: namespace's end, and no process's times would have their CPU time. The mount hides the daemons' files below /run.
 _INIT = """\
 import os, select, signal, subprocess
 assert os.getpid() == 1

@@ -126,8 +126,8 @@ def _not_taken(arguments: Sequence[str], word: str) -> UsageError:
 
 
 def _complain(*lines: str) -> None:
-    """Print to standard error, as no terminal obeys it: an error repeats arguments. One that is closed or on a full
-    disk does not change the exit code."""
+    """Print to standard error. Control characters are escaped, because errors repeat arguments. A stream that is
+    closed or on a full disk does not change the exit code."""
     with contextlib.suppress(OSError):
         print(*(printable(part) for line in lines for part in line.split("\n")), sep="\n", file=sys.stderr, flush=True)
 

@@ -98,7 +98,7 @@ async def _query(address: str) -> QmpAnswer:
             left -= max(len(line), _LINE)
             message = load_json(line)
             if left < 0 or not isinstance(message, dict) or "error" in message:
-                raise ValueError(f"{line[:80]!r} is no message of QEMU's that is expected")
+                raise ValueError(f"{line[:80]!r} is not an expected QMP message")
             if name in message and message.get("id") == of:
                 return message[name]
         raise EOFError
