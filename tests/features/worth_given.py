@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vmpin.cpuset import CpuSet
-from vmpin.features.demo.worth import Circumstances, NoiseReading, Setup, WakeUps, Worth, kata_pinning
+from vmpin.features.demo.worth import Circumstances, NoiseReading, Setup, WakeUps, Worth
 
 CIRCUMSTANCES = Circumstances(
     kernel="6.1.0", qemu="7.2.22", accelerator="KVM", processor="A <fast> CPU", shared_cpu=0, exclusive_cpu=1,
@@ -21,8 +20,8 @@ WORTH = Worth(CIRCUMSTANCES, (
     reading(Setup.UNPLACED, 41.2, 88.0, 2210.0, 12.0), reading(Setup.KATA, 51.0, 38.0, 1210.0, 9.0),
     reading(Setup.VMPIN, 99.82, 0.9, 0.0, 0.2),
     reading(Setup.UNPLACED, 44.2, 108.0, 1910.0, 18.0), reading(Setup.KATA, 51.0, 28.0, 1210.0, 9.0),
-    reading(Setup.VMPIN, 99.92, 0.0, 0.0, 0.2)), kata_pinning(range(3), CpuSet((0, 1))))
+    reading(Setup.VMPIN, 99.92, 0.0, 0.0, 0.2)))
 
 #: The same where the guest was emulated, and the kernel counts no migrations.
 EMULATED = Worth(replace(CIRCUMSTANCES, accelerator="TCG", rounds=1, sidecar_busy=False), tuple(
-    replace(each, wake_ups=None, migrations_per_minute=None) for each in WORTH.readings[:3]), WORTH.kata)
+    replace(each, wake_ups=None, migrations_per_minute=None) for each in WORTH.readings[:3]))

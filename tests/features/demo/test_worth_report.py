@@ -42,7 +42,7 @@ def test_the_notes_name_the_machine_and_what_kata_would_have_pinned() -> None:
 
 def test_disturbed_readings_are_counted_in_the_notes() -> None:
     disturbed = tuple(reading(setup, 5.0, 900.0, 0.0, 50.0, others=20.0) for setup in Setup)
-    assert disturbance(Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings), WORTH.kata)) == (
+    assert disturbance(Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings))) == (
         "3 of 9 measurements are left out, as other programs took more than 4 % of the two CPUs.")
 
 
@@ -50,10 +50,10 @@ def test_where_there_is_no_verdict_the_programs_are_named_with_their_share() -> 
     first = replace(reading(Setup.UNPLACED, 5.0, 900.0, 0.0, 50.0, others=89.0), others_by={"cc1plus": 60, "make": 10})
     second = replace(reading(Setup.VMPIN, 5.0, 900.0, 0.0, 50.0, others=99.0),
                      others_by={"cc1plus": 80, "the hypervisor": 5, "ld": 4})
-    assert no_verdict(Worth(CIRCUMSTANCES, (first, second, *WORTH.readings[:2]), WORTH.kata)) == (
+    assert no_verdict(Worth(CIRCUMSTANCES, (first, second, *WORTH.readings[:2]))) == (
         "no verdict: in 2 of 4 measurements other programs took 89 to 99 % of the two CPUs, more than 4 %; on average "
         "cc1plus 70 %, make 5 %, the hypervisor 2 %")
-    assert no_verdict(Worth(CIRCUMSTANCES, (replace(first, others_by={}),), WORTH.kata)) == (
+    assert no_verdict(Worth(CIRCUMSTANCES, (replace(first, others_by={}),))) == (
         "no verdict: in 1 of 1 measurement other programs took 89 % of the two CPUs, more than 4 %")
 
 

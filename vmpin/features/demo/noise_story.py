@@ -31,7 +31,7 @@ from vmpin.features.demo import children, other_programs
 from vmpin.features.demo.needs import Tools
 from vmpin.features.demo.probe_vm import BUSY, SLEEPING, ProbeVm, Tick, ticks_per_second
 from vmpin.features.demo.story import PATIENCE, Stage, as_wanted, wait_until
-from vmpin.features.demo.vm import VCPUS, DemoMasks
+from vmpin.features.demo.vm import DemoMasks
 from vmpin.features.demo.worth import (
     DISTURBED,
     LEAST_GAP,
@@ -41,7 +41,6 @@ from vmpin.features.demo.worth import (
     Setup,
     WakeUps,
     Worth,
-    kata_pinning,
     wake_ups,
 )
 from vmpin.host.affinity import pin
@@ -226,7 +225,7 @@ def play(stage: NoiseStage, seconds: float, rounds: int, sidecar_busy: bool) -> 
             accelerator=accelerator, processor=_processor(), shared_cpu=stage.pool.first,
             exclusive_cpu=stage.exclusive.first, rounds=rounds, seconds=seconds, sidecar_busy=sidecar_busy,
             load=round(load, 2), date=datetime.now(UTC).date().isoformat()),
-        tuple(readings), kata_pinning(range(VCPUS), stage.both))
+        tuple(readings))
 
 
 def longest(seconds: float, rounds: int) -> float:

@@ -4,12 +4,9 @@ Kata's own pinning would have done. Pure."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-
-from vmpin.cpuset import CpuSet
-from vmpin.domain.terminal import number_of
 
 #: Milliseconds: shorter gaps are not recorded. Without hardware virtualization a turn of the guest's loop takes 0.03.
 LEAST_GAP = 0.1
@@ -142,39 +139,18 @@ _FIGURES: tuple[tuple[str, str, str, Callable[[NoiseReading], float | None]], ..
 )
 
 
-#: Go: src/runtime/virtcontainers/sandbox.go (where `enable_numa` is off, the default); runtime-rs:
+#: Why Kata's own `enable_vcpus_pinning` would have placed nothing, and where that is from. Go:
+#: src/runtime/virtcontainers/sandbox.go (where `enable_numa` is off, the default); runtime-rs:
 #: src/runtime-rs/crates/resource/src/cgroups/resource_inner.rs. Both pin one to one where the VM has as many vCPU
 #: threads as all containers together have CPUs, and else nothing.
-SOURCE = "Kata 4.1.0, checkVCPUsPinning (virtcontainers/sandbox.go) and check_vcpus_pinning (runtime-rs)"
-
-
-@dataclass(frozen=True)
-class KataPinning:
-    """What Kata's own `enable_vcpus_pinning` would place."""
-
-    #: By number of the vCPU; empty where nothing is pinned: the pod's cgroup alone confines the threads then.
-    masks: dict[int, CpuSet]
-    reason: str
-
-
-def kata_pinning(vcpus: Collection[int], cpus: CpuSet) -> KataPinning:
-    """Return the masks that Kata's own pinning of vCPUs would set.
-    :param vcpus: the numbers of the VM's vCPUs.
-    :param cpus: the cpusets of all containers of the pod together; Kata does not distinguish exclusive ones."""
-    if not cpus:
-        return KataPinning({}, "no container of the pod has a cpuset")
-    if len(vcpus) != len(cpus):
-        have = f"the VM has {number_of(len(vcpus), 'vCPU')} and the pod {number_of(len(cpus), 'CPU')}"
-        return KataPinning({}, f"{have}; it pins only where these numbers are equal")
-    return KataPinning({vcpu: CpuSet((cpu,)) for vcpu, cpu in zip(sorted(vcpus), cpus, strict=True)},
-                       f"the VM has as many vCPUs as the pod has CPUs: {len(vcpus)}")
+KATA_REASON = "the VM has 3 vCPUs and the pod 2 CPUs; it pins only where these numbers are equal"
+_KATA_SOURCE = "Kata 4.1.0, checkVCPUsPinning (virtcontainers/sandbox.go) and check_vcpus_pinning (runtime-rs)"
 
 
 @dataclass(frozen=True)
 class Worth:
     circumstances: Circumstances
     readings: tuple[NoiseReading, ...]
-    kata: KataPinning
 
     def counted(self) -> tuple[NoiseReading, ...]:
         """The readings that nothing else disturbed."""
@@ -199,8 +175,7 @@ class Worth:
             "metrics": [{"key": metric.key, "unit": metric.unit,
                          **{setup.value: None if spread is None else asdict(spread)
                             for setup, spread in metric.spreads.items()}} for metric in self.metrics()],
-            "kata_pinning": {"masks": {str(vcpu): str(cpus) for vcpu, cpus in self.kata.masks.items()},
-                             "reason": self.kata.reason, "source": SOURCE},
+            "kata_pinning": {"masks": {}, "reason": KATA_REASON, "source": _KATA_SOURCE},
             "readings": [asdict(reading) for reading in self.readings]}
 
 

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from html import escape
 
 from vmpin.domain.terminal import number_of, printable
-from vmpin.features.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
+from vmpin.features.demo.worth import (
+    DISTURBED,
+    KATA_REASON,
+    LEAST_GAP,
+    SLEEP,
+    Circumstances,
+    Metric,
+    Setup,
+    Spread,
+    Worth,
+)
 
 #: The metrics that are drawn.
 _TITLES = {
@@ -22,6 +32,7 @@ _COLOURS = "#e0bc4f", "#4f8fc0", "#12324f"
 _STYLE = """\
 text{font-family:system-ui,sans-serif;font-size:13px;fill:#1b1f24}.title{font-size:17px;font-weight:600}
 .panel{font-weight:600}.soft{font-size:11px;fill:#59636e}</style>"""
+_KATA = "Kata's enable_vcpus_pinning would have pinned nothing beyond its cpusets"
 #: Widths of the first and the other columns of the table (characters).
 _FIRST, _COLUMN = 20, 18
 
@@ -45,7 +56,7 @@ def notes(worth: Worth) -> list[str]:
         + ("." if at.accelerator == "KVM" else ", which is not measured under TCG."),
         f"{at.rounds} round{'s' * (at.rounds != 1)} of {at.seconds:g} s for each placement, {machine(at)}. "
         + disturbance(worth),
-        kata_line(worth)]
+        f"{_KATA}: {KATA_REASON}."]
 
 
 def noise(at: Circumstances) -> str:
@@ -79,13 +90,6 @@ def no_verdict(worth: Worth) -> str:
             + (f"; on average {by}" if by else ""))
 
 
-def kata_line(worth: Worth) -> str:
-    if not worth.kata.masks:
-        return f"Kata's enable_vcpus_pinning would have pinned nothing beyond its cpusets: {worth.kata.reason}."
-    pairs = ", ".join(f"vCPU {vcpu} to CPU {cpus}" for vcpu, cpus in worth.kata.masks.items())
-    return f"Kata's enable_vcpus_pinning would have pinned {pairs}: {worth.kata.reason}."
-
-
 def cell(metric: Metric, spread: Spread | None) -> str:
     if spread is None:
         return "-"
@@ -117,10 +121,9 @@ def picture(worth: Worth) -> str:
     dark."""
     at = worth.circumstances
     rounds = f"Median of {at.rounds} rounds, with the least and the most" if at.rounds > 1 else "One round"
-    verdict, _, reason = kata_line(worth).partition(": ")
     share, *_ = metrics = worth.metrics()
     drawn = [metric for metric in metrics if metric.key in _TITLES and any(metric.spreads.values())]
-    notes = f"{rounds}, {at.seconds:g} s each.", disturbance(worth), machine(at), f"{verdict}:", reason
+    notes = f"{rounds}, {at.seconds:g} s each.", disturbance(worth), machine(at), f"{_KATA}:", f"{KATA_REASON}."
     summary = "; ".join(f"{setup.heading}: {cell(share, spread)} % of its CPU"
                         for setup, spread in share.spreads.items())
     below = 64 + 114 * len(drawn)
