@@ -101,7 +101,7 @@ NUMBERS_ELSEWHERE = {
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
         "features.allocator.scenario_events", "cpuset", "features.installer.oci_hook", "protocol.frames",
-        "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
+        "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
         "cli.repin", "features.demo.verbs", "features.doctor.verbs.gather", "features.proof.verbs.run_times",
         "config.settings", "config.yaml_file", "features.isolation.node_isolation",

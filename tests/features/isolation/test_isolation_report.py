@@ -126,10 +126,6 @@ def test_each_kind_of_program_has_advice(kind: ProgramKind) -> None:
         assert [key for key in OTHER_KEYS if key in advice(program, "2-3")] == []
 
 
-def test_a_cpu_list_is_counted() -> None:
-    assert [texts.cpu_count(text) for text in ("", "3", "2-4,7")] == [0, 1, 4]
-
-
 @pytest.mark.parametrize("stopped", [2, 10, 30])
 def test_time_in_which_the_watcher_was_stopped_is_not_seen_in_text_bars_and_seconds_alike(stopped: int) -> None:
     """Its next reading covers all of that time, in which nothing was sampled."""

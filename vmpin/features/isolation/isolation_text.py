@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vmpin.domain.terminal import human_age, pod_name, printable, short_id
+from vmpin.cpuset import CpuSet
+from vmpin.domain.terminal import human_age, number_of, pod_name, printable, short_id
 from vmpin.domain.wrapping import wrapped
 
 PARTS = {"had": "had for itself", "kernel": "the kernel had", "others": "others had",
@@ -55,21 +56,11 @@ def unmeasured(pod: Mapping[str, Any]) -> str:
 
 def headline(pod: Mapping[str, Any]) -> str:
     """`demo/shop had 99.912 % of its 3 exclusive CPUs 2-4 for itself, during 24h until …`"""
-    count = cpu_count(pod["cpus"])
-    cpus = f"its {exclusive_cpus(count)} {pod['cpus']}" if count else "its former exclusive CPUs"
+    count = len(CpuSet.parse(pod["cpus"]))
+    cpus = f"its {number_of(count, 'CPU', 'exclusive')} {pod['cpus']}" if count else "its former exclusive CPUs"
     ended = ", when it ended" if pod["ended"] else ""
     had = unmeasured(pod) or f"had {percent(pod['share']['had'])} of {cpus} for itself"
     return f"{title(pod)} {had}, in {human_age(pod['seconds'])} until {pod['until']}{ended}"
-
-
-def exclusive_cpus(count: int) -> str:
-    return f"{count} exclusive CPU{'s' * (count != 1)}"
-
-
-def cpu_count(cpus: str) -> int:
-    """How many CPUs a list names."""
-    parts = [part.partition("-") for part in cpus.split(",") if part]
-    return sum(int(last or first) - int(first) + 1 for first, _, last in parts)
 
 
 def bounds(pod: Mapping[str, Any]) -> str:

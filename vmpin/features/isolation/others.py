@@ -59,17 +59,24 @@ def lasting(before: Sequence[CpuOwner], after: Sequence[CpuOwner]) -> tuple[tupl
 
     A thread may have run on such a CPU before the new owner got it.
     """
-    def by_cpu(owners: Iterable[CpuOwner]) -> dict[int, set[tuple[str, str]]]:
-        containers: dict[int, set[tuple[str, str]]] = {}
-        for owner in owners:
-            for cpu in owner.cpus:
-                containers.setdefault(cpu, set()).add((owner.sandbox, owner.container))
-        return containers
-
-    then, now = by_cpu(before), by_cpu(after)
-    changed = CpuSet(cpu for cpu in then.keys() | now.keys() if then.get(cpu) != now.get(cpu))
+    changed = changed_cpus(owned_by_cpu(before), owned_by_cpu(after))
     kept = (replace(owner, cpus=owner.cpus - changed) for owner in after)
     return tuple(owner for owner in kept if owner.cpus), changed
+
+
+def owned_by_cpu(owners: Iterable[CpuOwner]) -> dict[int, list[CpuOwner]]:
+    by_cpu: dict[int, list[CpuOwner]] = {}
+    for owner in owners:
+        for cpu in owner.cpus:
+            by_cpu.setdefault(cpu, []).append(owner)
+    return by_cpu
+
+
+def changed_cpus(before: Mapping[int, Iterable[CpuOwner]], after: Mapping[int, Iterable[CpuOwner]]) -> CpuSet:
+    """The CPUs whose owning containers are not the same ones."""
+    then, now = ({cpu: {(owner.sandbox, owner.container) for owner in owners} for cpu, owners in by_cpu.items()}
+                 for by_cpu in (before, after))
+    return CpuSet(cpu for cpu in then.keys() | now.keys() if then.get(cpu) != now.get(cpu))
 
 
 def located(owners: Iterable[CpuOwner], processes: Iterable[SampledProcess]) -> list[CpuOwner]:

@@ -5,7 +5,6 @@ Pure: from the status document and the topology.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.held_cpus import HeldCpus
+from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
 from vmpin.feature import features, present
 
-#: Ids of containerd and CRI-O: 64 digits; the first 12 are shown.
-_ID = re.compile(r"\b[0-9a-f]{64}\b")
 #: Kinds of CPUs without an owner.
 SHARED, FREE, OFFLINE = "shared", "free", "offline"
 
@@ -150,7 +148,7 @@ def picture(document: Mapping[str, Any], topology: Topology, held: HeldCpus | No
     pods = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     owners = _owners(claims, pods)
     guests, pinned, floating = _guests(vms, pods)
-    collisions = _collisions(node, sandboxes)
+    collisions = _collisions(document)
     online, housekeeping = CpuSet.parse(node["online"]), CpuSet.parse(node["housekeeping"])
     pool, reserved = (CpuSet.parse(node["shared_pool"]), EMPTY) if held is None else (held.shared, held.reserved)
 
@@ -187,16 +185,11 @@ def picture(document: Mapping[str, Any], topology: Topology, held: HeldCpus | No
     return Picture(nodes, owners, guests, facts, () if held is None else held.notes)
 
 
-def _collisions(node: Mapping[str, Any], sandboxes: Sequence[Mapping[str, Any]]) -> dict[int, list[str]]:
+def _collisions(document: Mapping[str, Any]) -> dict[int, list[str]]:
     """The texts of collisions by CPU, with names in place of ids where they are known."""
-    names = {container["id"]: printable(container["name"]) for sandbox in sandboxes
-             for container in sandbox["containers"] if container["name"]}
-    names |= {owner["sandbox"]: _title(owner.get("pod"), owner["sandbox"]) for owner in node["owners"]}
-    names |= {sandbox["id"]: _title(sandbox.get("pod"), sandbox["id"]) for sandbox in sandboxes}
-    texts: dict[int, list[str]] = {}
-    for collision in node["collisions"]:
-        text = _ID.sub(lambda id: names.get(id[0], id[0][:12]), printable(collision["what"]))
-        texts.setdefault(collision["cpu"], []).append(text)
+    names, texts = names_of(document), dict[int, list[str]]()
+    for collision in document["node"]["collisions"]:
+        texts.setdefault(collision["cpu"], []).append(printable(with_names(collision["what"], names)))
     return texts
 
 

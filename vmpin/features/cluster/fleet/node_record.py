@@ -15,6 +15,7 @@ from typing import Any
 
 from vmpin.bounded import checked_parse, checked_whole
 from vmpin.cpuset import MAX_CPU
+from vmpin.domain.pod_names import with_names
 from vmpin.domain.terminal import excerpt, number_of
 from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.node_pinning import MAX_SIZE, REFRESH, size_of
@@ -30,8 +31,6 @@ _LONG, _SHORT, _CPUS = 512, 256, 4096
 _MOST = {"reasons": 16, "containers": 64, "collisions": 64, "vcpus": 1024, "sandboxes": 4096, "nodes": 128,
          "caches": 256}
 _GOOD = frozenset(state.value for state in PinState if state.good)
-#: Ids of containerd and CRI-O.
-_ID = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 class NodeHealth(enum.StrEnum):
@@ -214,8 +213,8 @@ def _record(name: str, labels: Mapping[str, object], status: Mapping[str, Any]) 
 
 def _collision(entry: Mapping[str, Any], titles: Mapping[str, str]) -> CpuCollision:
     """A collision, with pods' titles in place of ids. :param titles: by sandbox id."""
-    message = _ID.sub(lambda id: titles.get(id[0], id[0][:12]), _text(entry["message"], _LONG))
-    return CpuCollision(_count(entry["cpu"]), tuple(map(_text, (entry.get("sandboxes") or ())[:4])), message)
+    return CpuCollision(_count(entry["cpu"]), tuple(map(_text, (entry.get("sandboxes") or ())[:4])),
+                        with_names(_text(entry["message"], _LONG), titles))
 
 
 def _pod(entry: Mapping[str, Any]) -> PodLine:

@@ -15,7 +15,7 @@ from vmpin.domain.cpu_owner import CpuOwner
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.feature import notes_on_cpus
-from vmpin.features.isolation.others import owners_of, owns, sandboxes_of
+from vmpin.features.isolation.others import changed_cpus, owned_by_cpu, owners_of, owns, sandboxes_of
 from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval
 from vmpin.features.isolation.usage import SampledProcess, container_of
@@ -61,7 +61,7 @@ class NodeDescription:
     document: Mapping[str, Any]
     pods: tuple[DescribedPod, ...]
     owners: tuple[CpuOwner, ...]
-    owned: Mapping[int, tuple[CpuOwner, ...]]
+    owned: Mapping[int, Sequence[CpuOwner]]
     by_tid: Mapping[int, str]
     names: ProcessPods
     by_container: Mapping[str, str]
@@ -118,29 +118,16 @@ def _sampled(process: ProcessInterval) -> SampledProcess:
 def describe(document: Mapping[str, Any], before: NodeDescription | None = None) -> NodeDescription:
     """Derive from a status document what the view shows of a node. :param document: with the part `pods`."""
     owners = owners_of(document)
-    owned: dict[int, list[CpuOwner]] = {}
-    for owner in owners:
-        for cpu in owner.cpus:
-            owned.setdefault(cpu, []).append(owner)
-    by_cpu = {cpu: tuple(of_cpu) for cpu, of_cpu in owned.items()}
+    owned = owned_by_cpu(owners)
     pods = document.get("pods", ())
     names, labels = ProcessPods.of(pods), names_of(document)
     by_container = {container["id"]: entry["sandbox"] for entry in pods for container in entry["containers"]}
     collisions = tuple(f"CPU {collision['cpu']}: {with_names(collision['what'], labels)}"
                        for collision in document["node"].get("collisions", ()))
     described = _pods(document, owners)
-    return NodeDescription(document, described, owners, by_cpu, sandboxes_of(document), names, by_container,
+    return NodeDescription(document, described, owners, owned, sandboxes_of(document), names, by_container,
                            collisions, {pod.id: pod.title for pod in described},
-                           EMPTY if before is None else _changed(before.owned, by_cpu), notes_on_cpus(document))
-
-
-def _changed(then: Mapping[int, tuple[CpuOwner, ...]], now: Mapping[int, tuple[CpuOwner, ...]]) -> CpuSet:
-    def keys(owners: tuple[CpuOwner, ...]) -> set[tuple[str, str]]:
-        return {(owner.sandbox, owner.container) for owner in owners}
-
-    if then == now:
-        return EMPTY
-    return CpuSet(cpu for cpu in then.keys() | now.keys() if keys(then.get(cpu, ())) != keys(now.get(cpu, ())))
+                           EMPTY if before is None else changed_cpus(before.owned, owned), notes_on_cpus(document))
 
 
 def _pods(document: Mapping[str, Any], owners: tuple[CpuOwner, ...]) -> tuple[DescribedPod, ...]:
