@@ -72,13 +72,10 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "rich": {"cli.output"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"},
            "argcomplete": {"features.shell.verbs.completion"},
-           "prometheus_client": {"features.metrics.prometheus", "features.cluster.reporter_requests",
-                                 "features.isolation.node_isolation", "features.proof.sampling"},
+           "prometheus_client": {"features.metrics.prometheus", "features.common.metric_families"},
            "psutil": {"features.doctor.node_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
-#: What a feature's module of this name may import from outside the standard library, besides.
-OUTSIDE_OF_FEATURES = {"prometheus_client": "_metrics"}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
          "features.allocator", "features.proof.sampling", "features.metrics.exporter", "features.cluster.followers",
@@ -347,8 +344,7 @@ def test_what_comes_from_outside_stays_in_its_place() -> None:
     """So one module alone imports kubernetes, and what pins needs neither yaml nor rich."""
     assert [(module, package) for module, path in MODULES.items()
             for package in sorted(outer(path) - sys.stdlib_module_names)
-            if module not in OUTSIDE.get(package, ()) and not (
-                feature_of(module) and module.endswith(OUTSIDE_OF_FEATURES.get(package, "-")))] == []
+            if module not in OUTSIDE.get(package, ())] == []
 
 
 @pytest.mark.parametrize(("package", "places"), [("asyncio", ASYNC), ("subprocess", PROCESSES)])

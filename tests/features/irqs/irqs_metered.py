@@ -5,7 +5,7 @@ from __future__ import annotations
 from vmpin.cpuset import CpuSet
 from vmpin.feature import WatcherPart
 from vmpin.features.irqs.interrupt_table import IrqKind
-from vmpin.features.irqs.irq_metrics import irq_families
+from vmpin.features.irqs.irqs_watcher_part import irq_families
 
 
 def filled(cpus: CpuSet) -> WatcherPart:

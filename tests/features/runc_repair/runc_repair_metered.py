@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
 from vmpin.feature import WatcherPart
-from vmpin.features.runc_repair.runc_repair_metrics import repair_families
+from vmpin.features.runc_repair.runc_repair_watcher_part import repair_families
 
 
 def filled(_: CpuSet) -> WatcherPart:

@@ -18,7 +18,7 @@ from vmpin.status.health import SourceHealth
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from prometheus_client.core import Metric
+    from vmpin.features.common.metric_families import Metric
 
 T = TypeVar("T")
 
@@ -105,9 +105,8 @@ class ReporterRequests:
 def reporter_families(followers: int, pod_reports: int) -> Iterator[Metric]:
     """The metrics of now. :param followers: clients that follow. :param pod_reports: requests since the watcher
     started."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from vmpin.features.common.metric_families import counter, gauge
 
-    yield GaugeMetricFamily("vmpin_followers", "Clients that follow the node's changes; vmpin reporter is one.",
-                            followers)
-    yield CounterMetricFamily("vmpin_pod_reports", "Requests in which vmpin reporter handed over annotations of pods.",
-                              pod_reports)
+    yield gauge("vmpin_followers", "Clients that follow the node's changes; vmpin reporter is one.", followers)
+    yield counter("vmpin_pod_reports", "Requests in which vmpin reporter handed over annotations of pods.",
+                  pod_reports)

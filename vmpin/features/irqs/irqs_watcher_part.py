@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import ContentionRules
@@ -25,7 +25,6 @@ from vmpin.features.irqs.interrupt_table import InterruptTable, IrqKind, IrqRow
 from vmpin.features.irqs.irq_claims import IrqClaim
 from vmpin.features.irqs.irq_counts import CpuInterrupts, of_interval
 from vmpin.features.irqs.irq_files import IrqFiles
-from vmpin.features.irqs.irq_metrics import irq_families
 from vmpin.features.irqs.irq_mover import IrqMover, Moved
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.originals_file import OriginalsFile
@@ -34,6 +33,9 @@ from vmpin.placement.ownership import Ownership
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.nri_events import NriEvent, PodEvent, Synced
 from vmpin.wire.nri_enums import Verb
+
+if TYPE_CHECKING:
+    from vmpin.features.common.metric_families import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -290,6 +292,14 @@ def watcher_part(view: NodeView, policy: str, originals: Path, leaving: WatcherP
         return NodeIrqs(view, IrqReader(files, mover), policy).part()
     part = NodeIrqs(view, IrqReader(files, None), policy).part()
     return part._replace(begin=leaving.begin, after_resync=leaving.after_resync)
+
+
+def irq_families(counts: Mapping[tuple[int, IrqKind], int]) -> Iterator[Metric]:
+    """The family of the metric. :param counts: since the start, by CPU and kind."""
+    from vmpin.features.common.metric_families import counter
+
+    yield counter("vmpin_exclusive_cpu_interrupts_total", "Interrupts that a CPU took while it was exclusive, by "
+                  "kind.", {(str(cpu), kind.value): count for (cpu, kind), count in counts.items()}, "cpu", "kind")
 
 
 def planned(view: NodeView, originals: Path) -> list[str]:

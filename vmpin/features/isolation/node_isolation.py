@@ -14,10 +14,9 @@ from vmpin.feature import SocketRequest, WatcherPart
 from vmpin.reconcile.view import NodeView
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from vmpin.domain.model import SandboxId
     from vmpin.domain.samples import SampleSource
+    from vmpin.features.common.metric_families import Metric
     from vmpin.features.isolation.books_database import IsolationKeeper
     from vmpin.features.isolation.isolation_observer import IsolationObserver
 
@@ -125,21 +124,13 @@ class NodeIsolation:
 def foreign_families(view: NodeView, per_sandbox: bool, by_cpu: Mapping[int, float],
                      by_sandbox: Mapping[SandboxId, Mapping[int, float]]) -> Iterator[Metric]:
     """Foreign time (seconds) by CPU and, where the configuration has it, by owner and CPU."""
-    from prometheus_client.core import CounterMetricFamily
-
+    from vmpin.features.common.metric_families import counter
     from vmpin.features.common.pod_labels import POD, pod_labels
 
-    family = CounterMetricFamily("vmpin_exclusive_cpu_foreign_seconds_total", "Time of a CPU, while it was "
-                                 "exclusive, that the kernel and foreign programs had.", labels=["cpu"])
-    for cpu, spent in by_cpu.items():
-        family.add_metric([str(cpu)], spent)
-    yield family
-    if not per_sandbox:
-        return
-    family = CounterMetricFamily("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_"
-                                 "foreign_seconds_total, for each sandbox that owns CPUs, with a VM or without.",
-                                 labels=[*POD, "cpu"])
-    for sandbox, names in pod_labels(by_sandbox, view).items():
-        for cpu, spent in by_sandbox[sandbox].items():
-            family.add_metric([*names, str(cpu)], spent)
-    yield family
+    yield counter("vmpin_exclusive_cpu_foreign_seconds_total", "Time of a CPU, while it was exclusive, that the "
+                  "kernel and foreign programs had.", {str(cpu): spent for cpu, spent in by_cpu.items()}, "cpu")
+    if per_sandbox:
+        yield counter("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_foreign_seconds_"
+                      "total, for each sandbox that owns CPUs, with a VM or without.",
+                      {(*names, str(cpu)): spent for sandbox, names in pod_labels(by_sandbox, view).items()
+                       for cpu, spent in by_sandbox[sandbox].items()}, *POD, "cpu")

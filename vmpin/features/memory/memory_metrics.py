@@ -12,7 +12,7 @@ from vmpin.features.memory.memory_nodes import cgroup_memory
 from vmpin.reconcile.view import NodeView
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from vmpin.features.common.metric_families import Metric
 
 
 #: The cgroups that one scrape reads: some 0.1 ms each, in which the watcher does nothing else.
@@ -39,18 +39,15 @@ class MemoryReadings:
 
 def memory_families(view: NodeView, memory: Mapping[SandboxId, Mapping[int, int]]) -> Iterator[Metric]:
     """The family of the metric. :param memory: bytes by node, of each sandbox."""
-    from prometheus_client.core import GaugeMetricFamily
-
+    from vmpin.features.common.metric_families import gauge
     from vmpin.features.common.pod_labels import POD, pod_labels
 
-    nodes = view.node.topology.nodes
-    family = GaugeMetricFamily("vmpin_sandbox_memory_bytes", "Memory of the cgroup that the VMM of each VM sandbox is "
-                               "in, by NUMA node of the host, and whether its vCPUs are placed there.",
-                               labels=[*POD, "node", "near"])
+    nodes, sizes = view.node.topology.nodes, dict[tuple[str, ...], float]()
     for sandbox, names in pod_labels(memory, view).items():
         placement = view.placements.get(sandbox)
         placed = union(vcpu.cpus or EMPTY for vcpu in placement.vcpus) if placement is not None else EMPTY
         for node, size in sorted(memory[sandbox].items()):
             near = "no" if placed.isdisjoint(nodes.get(node, EMPTY)) else "yes"
-            family.add_metric([*names, str(node), near if placed else "unknown"], size)
-    yield family
+            sizes[(*names, str(node), near if placed else "unknown")] = size
+    yield gauge("vmpin_sandbox_memory_bytes", "Memory of the cgroup that the VMM of each VM sandbox is in, by NUMA "
+                "node of the host, and whether its vCPUs are placed there.", sizes, *POD, "node", "near")

@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -24,6 +23,7 @@ from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.feature import WatcherPart, features, present
+from vmpin.features.common.metric_families import counter, gauge
 from vmpin.features.common.pod_labels import POD, labels_of, pod_labels
 from vmpin.install.own_version import installed_version
 from vmpin.named_tuple import NamedTuple
@@ -99,9 +99,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The states of a container in its guest; any other counts as the last.
 GUEST_STATES = ("applied", "sent", "pending", "no agent", "left alone", "error", "unknown")
 
-#: By the labels' values: those of several labels as a tuple, of a single one the text, of none the number alone.
-Values = Mapping[Any, float] | float
-
 
 class ScrapeData(NamedTuple):
     """The input of a scrape."""
@@ -129,11 +126,11 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         if self.facts is None:
             return
-        yield _gauge("vmpin_build_info", "The running version, always 1.", {self._version: 1}, "version")
+        yield gauge("vmpin_build_info", "The running version, always 1.", {self._version: 1}, "version")
         names = (name(self.facts.view.config) for name in present(feature.node_name for feature in features()))
-        yield _gauge("vmpin_node_info", "The node that it runs on, by its name and the kernel's boot id, always 1.",
-                     {(next(filter(None, names), self._host), self.facts.view.boot_id): 1},
-                     "node", "boot_id")
+        yield gauge("vmpin_node_info", "The node that it runs on, by its name and the kernel's boot id, always 1.",
+                    {(next(filter(None, names), self._host), self.facts.view.boot_id): 1},
+                    "node", "boot_id")
         yield from _state(self.facts)
         yield from _counts(self.facts)
         if self.facts.per_sandbox:
@@ -151,94 +148,94 @@ def text_of(family: Metric) -> bytes:
 def _state(facts: ScrapeData) -> Iterator[Metric]:
     view, count = facts.view, facts.headcount
     verdicts, threads = count.verdicts(), count.threads()
-    yield _gauge("vmpin_sandboxes", "VM sandboxes, by verdict as in vmpin status.",
-                 {verdict.value: verdicts[verdict] for verdict in Verdict}, "verdict")
-    yield _gauge("vmpin_threads", "Threads of VM sandboxes, by role and by how their mask, read from the kernel, "
-                 "compares with what was decided.",
-                 {(role.value, place.value): threads[role, place] for role in ThreadRole for place in ThreadPlace},
-                 "role", "place")
-    yield _gauge("vmpin_collisions", "CPUs on which work other than the owner's may run, as listed by vmpin "
-                 "status.", count.collisions)
-    yield _gauge("vmpin_unknown_owners", "Pods with exclusive CPUs of which no container is known, as listed by vmpin "
-                 "status.", len(view.unknown_owners))
-    yield _gauge("vmpin_disagreements", "Containers for which the sources have reported different CPUs for longer "
-                 "than a resync.", len(view.disagreements))
-    yield _gauge("vmpin_cpus", "Online CPUs of the node, and how many of them are owned by one container, shared, or "
-                 "for housekeeping.",
-                 {"online": len(view.node.online), "exclusive": len(view.ownership.exclusive),
-                  "shared": len(view.ownership.pool), "housekeeping": len(view.node.housekeeping)}, "set")
-    yield _gauge("vmpin_source_up", "Whether a source of the watcher is available and works.",
-                 {source.name: source.up for source in facts.sources}, "source")
+    yield gauge("vmpin_sandboxes", "VM sandboxes, by verdict as in vmpin status.",
+                {verdict.value: verdicts[verdict] for verdict in Verdict}, "verdict")
+    yield gauge("vmpin_threads", "Threads of VM sandboxes, by role and by how their mask, read from the kernel, "
+                "compares with what was decided.",
+                {(role.value, place.value): threads[role, place] for role in ThreadRole for place in ThreadPlace},
+                "role", "place")
+    yield gauge("vmpin_collisions", "CPUs on which work other than the owner's may run, as listed by vmpin "
+                "status.", count.collisions)
+    yield gauge("vmpin_unknown_owners", "Pods with exclusive CPUs of which no container is known, as listed by vmpin "
+                "status.", len(view.unknown_owners))
+    yield gauge("vmpin_disagreements", "Containers for which the sources have reported different CPUs for longer "
+                "than a resync.", len(view.disagreements))
+    yield gauge("vmpin_cpus", "Online CPUs of the node, and how many of them are owned by one container, shared, or "
+                "for housekeeping.",
+                {"online": len(view.node.online), "exclusive": len(view.ownership.exclusive),
+                 "shared": len(view.ownership.pool), "housekeeping": len(view.node.housekeeping)}, "set")
+    yield gauge("vmpin_source_up", "Whether a source of the watcher is available and works.",
+                {source.name: source.up for source in facts.sources}, "source")
     states = sum(map(_guest_states, facts.guests.values()), Counter[str]())
-    yield _gauge("vmpin_guest_containers", "Containers of VMs, by the result of their placement in the guest.",
-                 {state: states[state] for state in GUEST_STATES}, "state")
-    yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.",
-                 not view.save_trouble)
-    yield _gauge("vmpin_tasks", "Tasks of the watcher's event loop.", facts.tasks)
-    yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last resync.", facts.resynced)
+    yield gauge("vmpin_guest_containers", "Containers of VMs, by the result of their placement in the guest.",
+                {state: states[state] for state in GUEST_STATES}, "state")
+    yield gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.",
+                not view.save_trouble)
+    yield gauge("vmpin_tasks", "Tasks of the watcher's event loop.", facts.tasks)
+    yield gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last resync.", facts.resynced)
 
 
 def _counts(facts: ScrapeData) -> Iterator[Metric]:
     """Counters since the watcher started."""
     counters = facts.view.counters
-    yield _counter("vmpin_pins_total", "Masks set, by role and result.",
-                   {(role.value, outcome.value): counters.pins[role, outcome.value]
-                    for role in ThreadRole for outcome in Outcome}, "role", "outcome")
-    yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause.",
-                   {cause.value: counters.drift[cause.value] for cause in Cause}, "cause")
-    yield _counter("vmpin_contentions_total", "Contention with another writer of the same masks.",
-                   counters.contentions)
+    yield counter("vmpin_pins_total", "Masks set, by role and result.",
+                  {(role.value, outcome.value): counters.pins[role, outcome.value]
+                   for role in ThreadRole for outcome in Outcome}, "role", "outcome")
+    yield counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause.",
+                  {cause.value: counters.drift[cause.value] for cause in Cause}, "cause")
+    yield counter("vmpin_contentions_total", "Contention with another writer of the same masks.",
+                  counters.contentions)
     yield _histogram("vmpin_new_thread_latency_seconds", "From the creation of a thread until its placement.",
                      counters.new_thread_latency)
     yield _histogram("vmpin_allowed_outside_seconds", "How long the mask of a thread allowed CPUs outside its "
                      "sandbox, for threads with such a mask.", counters.allowed_outside)
     yield _histogram("vmpin_pin_latency_seconds", "From the receipt of an event until the masks that follow from it "
                      "were set.", counters.pin_latency)
-    yield _counter("vmpin_proc_events_total", "Events from the kernel's proc connector, by kind.",
-                   {kind: counters.proc_events[kind] for kind in ("fork", "exec", "comm", "exit")}, "kind")
-    yield _counter("vmpin_proc_overruns_total", "Overflows of the proc connector's buffer, each followed by a "
-                   "resync.", counters.overruns)
-    yield _counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.",
-                   {result: counters.hooks[result] for result in ("applied", "refused")}, "result")
-    yield _counter("vmpin_disputed_annotations_total", "Annotations by a pod's author that contradicted the "
-                   "runtime and were ignored.", counters.disputed)
-    yield _counter("vmpin_passes_total", "Passes, by reason.", counters.passes, "why")
+    yield counter("vmpin_proc_events_total", "Events from the kernel's proc connector, by kind.",
+                  {kind: counters.proc_events[kind] for kind in ("fork", "exec", "comm", "exit")}, "kind")
+    yield counter("vmpin_proc_overruns_total", "Overflows of the proc connector's buffer, each followed by a "
+                  "resync.", counters.overruns)
+    yield counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.",
+                  {result: counters.hooks[result] for result in ("applied", "refused")}, "result")
+    yield counter("vmpin_disputed_annotations_total", "Annotations by a pod's author that contradicted the "
+                  "runtime and were ignored.", counters.disputed)
+    yield counter("vmpin_passes_total", "Passes, by reason.", counters.passes, "why")
     yield _histogram("vmpin_pass_duration_seconds", "Duration of the passes.", counters.pass_seconds)
     yield _histogram("vmpin_loop_lag_seconds", "Delay of the watcher's event loop behind its schedule, "
                      "measured twice a second.", counters.loop_lag)
-    yield _counter("vmpin_source_restarts_total", "Restarts of the watcher's tasks after a failure.", facts.restarts,
-                   "source")
+    yield counter("vmpin_source_restarts_total", "Restarts of the watcher's tasks after a failure.", facts.restarts,
+                  "source")
 
 
 def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     """The metrics with names of pods (metrics.per_sandbox)."""
     count = facts.headcount
     labels = {sandbox: labels_of(sandbox, tally.pod) for sandbox, tally in count.sandboxes.items()}
-    yield _gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
-                 {(*labels[sandbox], tally.verdict.value): 1 for sandbox, tally in count.sandboxes.items()},
-                 *POD, "verdict")
-    yield _gauge("vmpin_sandbox_threads", "As vmpin_threads, of each VM sandbox, without zero values.",
-                 {(*labels[sandbox], role.value, place.value): number for sandbox, tally in count.sandboxes.items()
-                  for (role, place), number in tally.threads.items()}, *POD, "role", "place")
-    yield _gauge("vmpin_sandbox_guest_containers", "As vmpin_guest_containers, of each VM sandbox, without zero "
-                 "values.",
-                 {(*labels[sandbox], state): number for sandbox, states in facts.guests.items() if sandbox in labels
-                  for state, number in _guest_states(states).items()}, *POD, "state")
-    yield _gauge("vmpin_sandbox_collisions", "As vmpin_collisions, of each sandbox that takes part in one, with a VM "
-                 "or without.",
-                 {names: count.collided[sandbox] for sandbox, names in pod_labels(count.collided, facts.view).items()},
-                 *POD)
+    yield gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
+                {(*labels[sandbox], tally.verdict.value): 1 for sandbox, tally in count.sandboxes.items()},
+                *POD, "verdict")
+    yield gauge("vmpin_sandbox_threads", "As vmpin_threads, of each VM sandbox, without zero values.",
+                {(*labels[sandbox], role.value, place.value): number for sandbox, tally in count.sandboxes.items()
+                 for (role, place), number in tally.threads.items()}, *POD, "role", "place")
+    yield gauge("vmpin_sandbox_guest_containers", "As vmpin_guest_containers, of each VM sandbox, without zero "
+                "values.",
+                {(*labels[sandbox], state): number for sandbox, states in facts.guests.items() if sandbox in labels
+                 for state, number in _guest_states(states).items()}, *POD, "state")
+    yield gauge("vmpin_sandbox_collisions", "As vmpin_collisions, of each sandbox that takes part in one, with a VM "
+                "or without.",
+                {names: count.collided[sandbox] for sandbox, names in pod_labels(count.collided, facts.view).items()},
+                *POD)
     counters = facts.view.counters
     for name, text, counted in (
             ("contentions", "As vmpin_contentions_total", counters.contentions_by),
             ("disputed_annotations", "As vmpin_disputed_annotations_total", counters.disputed_by),
             ("pins_refused", "Masks that the kernel refused", counters.refused_by)):
-        yield _counter(f"vmpin_sandbox_{name}_total", f"{text}, of each sandbox with any.",
-                       {names: counted[sandbox] for sandbox, names in pod_labels(counted, facts.view).items()}, *POD)
+        yield counter(f"vmpin_sandbox_{name}_total", f"{text}, of each sandbox with any.",
+                      {names: counted[sandbox] for sandbox, names in pod_labels(counted, facts.view).items()}, *POD)
     disagreements = Counter(sandbox for sandbox, _ in facts.view.disagreements)
-    yield _gauge("vmpin_sandbox_disagreements", "As vmpin_disagreements, of each sandbox with any.",
-                 {names: disagreements[sandbox] for sandbox, names in pod_labels(disagreements, facts.view).items()},
-                 *POD)
+    yield gauge("vmpin_sandbox_disagreements", "As vmpin_disagreements, of each sandbox with any.",
+                {names: disagreements[sandbox] for sandbox, names in pod_labels(disagreements, facts.view).items()},
+                *POD)
 
 
 def _guest_states(counts: Counter[str]) -> Counter[str]:
@@ -247,20 +244,6 @@ def _guest_states(counts: Counter[str]) -> Counter[str]:
     for state, number in counts.items():
         states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number
     return states
-
-
-def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
-    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
-
-
-def _counter(name: str, text: str, values: Values, *labels: str) -> Metric:
-    return _filled(CounterMetricFamily(name, text, labels=labels), values)
-
-
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
-    for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
-        family.add_metric((key,) if isinstance(key, str) else key, value)
-    return family
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

@@ -18,12 +18,11 @@ from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from vmpin.config.settings import Config
     from vmpin.domain.desired_state import SandboxState
     from vmpin.domain.model import SandboxId
     from vmpin.domain.samples import RunListener
+    from vmpin.features.common.metric_families import Metric
     from vmpin.features.proof.residency_ledger import ResidencyLedger
     from vmpin.features.proof.run_time_books import RunTimeBooks
     from vmpin.features.proof.sampler import Sampler

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import Source
@@ -22,9 +22,18 @@ from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.nri_events import NriEvent, NriUpdate, Synced
 
 if TYPE_CHECKING:
+    from vmpin.features.common.metric_families import Metric
     from vmpin.sources.nri.plugin import NriPlugin
 
 logger = logging.getLogger(__name__)
+
+
+def repair_families(repairs: Mapping[str, int]) -> Iterator[Metric]:
+    """The family of the metric. :param repairs: since the start, by outcome."""
+    from vmpin.features.common.metric_families import counter
+
+    yield counter("vmpin_runc_repairs_total", "Cpusets of runc containers restored by the runtime (runc.repair), by "
+                  "result.", repairs, "outcome")
 
 
 class RuncRepair:
@@ -44,12 +53,7 @@ class RuncRepair:
 
     def part(self) -> WatcherPart:
         return WatcherPart(tasks={"runc_repair": self.run}, after_events=self.take, after_resync=self.begin,
-                           status=lambda: self.repairs.copy(), metrics=lambda *_: self._metrics())
-
-    def _metrics(self) -> Iterator[Any]:
-        from vmpin.features.runc_repair.runc_repair_metrics import repair_families  # prometheus_client
-
-        yield from repair_families(self.repairs)
+                           status=lambda: self.repairs.copy(), metrics=lambda *_: repair_families(self.repairs))
 
     def begin(self) -> None:
         """Have the repairs made that are due after a resync. Returns at once."""
