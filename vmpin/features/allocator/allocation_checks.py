@@ -21,14 +21,14 @@ def allocation(facts: NodeFacts) -> CheckResult:
     mode = facts.settings.get("allocate.mode", "off")
     if mode == "off":
         return ok("vmpin gives out no CPUs (allocate.mode: off): it follows the CPUs that other programs assign")
-    reserved = facts.settings.get("allocate.reserved", "")
+    reserved = CpuSet.parse(facts.settings.get("allocate.reserved", ""))
     evidence = [f"allocate.mode {mode}, reserved CPUs {reserved or 'none'}", *_kubelet_evidence(facts)]
     point = facts.checkpoint
     if point is not None and point.policy.lower() == "static":
         return bad("the kubelet's CPU manager is static, so vmpin gives out no CPUs and follows the kubelet's",
                    "set allocate.mode: off, or give the kubelet the policy none: drain the node, remove "
                    f"{point.path}, restart the kubelet", *evidence)
-    beside = _beside(facts, evidence)
+    beside = _beside(facts, reserved, evidence)
     if beside is not None:
         return beside
     if facts.settings.get("watch.nri") == "off" or facts.nri_socket is False:
@@ -37,10 +37,10 @@ def allocation(facts: NodeFacts) -> CheckResult:
     return _counts(facts, reserved, evidence)
 
 
-def _beside(facts: NodeFacts, evidence: list[str]) -> CheckResult | None:
+def _beside(facts: NodeFacts, reserved: CpuSet, evidence: list[str]) -> CheckResult | None:
     """The result where another program gives out CPUs; None without one."""
     status = (facts.status.get("features") or {}).get("allocator") or {}
-    proven = [other for other in facts.allocators if other.is_rival(_reserved(facts))]
+    proven = [other for other in facts.allocators if other.is_rival(reserved)]
     named = list(dict.fromkeys(other.name for other in proven))
     rivals = [*dict.fromkeys([*named, *(daemon.name for daemon in facts.daemons
                                         if daemon.kind in ALLOCATORS and daemon.kind not in named)])]
@@ -58,12 +58,8 @@ def _beside(facts: NodeFacts, evidence: list[str]) -> CheckResult | None:
     return None
 
 
-def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult:
+def _counts(facts: NodeFacts, kept: CpuSet, evidence: list[str]) -> CheckResult:
     """Compare the CPUs that the scheduler gives out with those that vmpin can give out."""
-    try:
-        kept = CpuSet.parse(reserved)
-    except CpuSetError:
-        return unknown("allocate.reserved cannot be read", *evidence)
     if not facts.cpus.online:
         return unknown("the online CPUs are unknown", facts.cpus.trouble)
     if facts.cpus.online <= kept:
@@ -88,14 +84,6 @@ def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult
                     "answer to the runtime", "name the container runtime's socket: paths.cri", *evidence)
     return ok(f"CPUs can be given out: {left}, and the scheduler gives out "
               f"{math.floor(allocatable)}", *evidence)
-
-
-def _reserved(facts: NodeFacts) -> CpuSet:
-    """The reserved CPUs; none if the setting cannot be read."""
-    try:
-        return CpuSet.parse(facts.settings.get("allocate.reserved", ""))
-    except CpuSetError:
-        return CpuSet()
 
 
 def _to_give(facts: NodeFacts, kept: CpuSet) -> tuple[int, list[str]]:

@@ -79,7 +79,8 @@ class LedgerFile:
             texts[key] = last if last is not None and last[0] is grant else (grant, dumps(
                 grant_data.grant_to_data(grant)))
         self._written = texts
-        rest = dumps({"version": VERSION, "boot_id": self._boot_id, "ledger": grant_data.to_data(ledger, ())})
+        rest = dumps({"version": VERSION, "boot_id": self._boot_id,
+                      "ledger": grant_data.to_data(ledger._replace(grants={}))})
         # Nothing before the grants is text of others.
         before, after = rest.split('"grants":[]', 1)
         return f'{before}"grants":[{",".join([text for _, text in texts.values()])}]{after}'

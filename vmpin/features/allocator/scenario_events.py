@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from vmpin.cpuset import CpuSet
+from vmpin.features.allocator.grants.cpu_request import WISH_KEYS
 from vmpin.named_tuple import NamedTuple
 from vmpin.scenario.scenario_values import ScenarioValues
 
-#: Annotations' short names: `policy` is `cpu-policy.vmpin.io`.
-_WISHES = ("policy", "align", "smt", "kind", "near", "spare")
 #: What a container that is created has, and what its pod has.
-CONTAINER_KEYS = ("cpus", "limit", "cpuset", *_WISHES)
+CONTAINER_KEYS = ("cpus", "limit", "cpuset", *WISH_KEYS)
 POD_KEYS = ("vm", "vcpus", "overhead", "annotations")
 #: Keys of `sandboxes`, whose CPUs another program gives out, and what stands in `pods` in their place.
 _OF_SANDBOXES = {"id": "container: NAME", "exclusive": "policy: exclusive", "state": "nothing: its containers run"}
@@ -73,7 +72,7 @@ def read_pods(values: ScenarioValues, given: object, valid: CpuSet) -> tuple[Con
     created: dict[tuple[str, str], ContainerCreated] = {}
     pods: set[str] = set()
     for at, item in values.items(given, "pods"):
-        keys = values.mapping(item, at, ("pod", *POD_KEYS, *_WISHES, "containers"))
+        keys = values.mapping(item, at, ("pod", *POD_KEYS, *WISH_KEYS, "containers"))
         name = _pod_name(values, keys, at)
         if name in pods:
             raise values.wrong(f"{at}.pod", f"{name!r:.80} is there twice")
@@ -168,10 +167,10 @@ def _remove(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> Sce
 
 
 def _set(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> ScenarioEvent:
-    keys = values.mapping(body, at, ("pod", "container", "cpus", "limit", *_WISHES))
+    keys = values.mapping(body, at, ("pod", "container", "cpus", "limit", *WISH_KEYS))
     wishes = _wishes(values, keys, at)
     if not wishes and "cpus" not in keys:
-        raise values.wrong(at, f"names nothing to change (known: cpus, {', '.join(_WISHES)})")
+        raise values.wrong(at, f"names nothing to change (known: cpus, {', '.join(WISH_KEYS)})")
     if wishes and "cpus" in keys:
         raise values.wrong(at, f"has cpus, a resize, and {', '.join(wishes)}: those are two events")
     return WishChanged(*_name(values, keys, at), wishes, _amounts(values, keys, at) if "cpus" in keys else None)
@@ -216,7 +215,7 @@ def _amount(values: ScenarioValues, value: object, at: str) -> int:
 
 def _wishes(values: ScenarioValues, keys: Mapping[str, object], at: str) -> dict[str, str]:
     """Read annotations by their short names, as texts: their meaning and mistakes are the allocator's."""
-    return {name: _text(values, keys[name], f"{at}.{name}") for name in _WISHES if name in keys}
+    return {name: _text(values, keys[name], f"{at}.{name}") for name in WISH_KEYS if name in keys}
 
 
 def _annotations(wishes: Mapping[str, str], whose: str) -> dict[str, str]:

@@ -45,6 +45,10 @@ class CpuKind(enum.StrEnum):
     ISOLATED = "isolated"
 
 
+#: The short names of the annotations: `policy` is `cpu-policy.vmpin.io`.
+WISH_KEYS = ("policy", "align", "smt", "kind", "near", "spare")
+
+
 class CpuWish(NamedTuple):
     """What a container's annotations ask for. None: the configuration decides. `near` is "", "devices", a PCI address,
     a network device, or "nodes:" with NUMA nodes as a list. `spare` is "match", "own" or a number of CPUs."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from vmpin.bounded import parse_whole
 from vmpin.features.allocator.grants.allocation_options import HonouredKeys
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
+from vmpin.features.allocator.grants.cpu_request import WISH_KEYS, Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
 from vmpin.features.allocator.texts.annotation_values import (
     AnnotatedWish,
     AnnotationError,
@@ -43,30 +43,28 @@ def annotated_wish(annotations: Mapping[str, str], container: str, honour: froze
         if name in honour and (peer := read(annotations, container)) is not None:
             annotated = peer._replace(by=name)
             break
-    own = {short: (key, value) for short in KEYS
-           for key, value in effective(annotations, f"{short}.{DOMAIN}", container)}
+    own = {name: (key, value) for name, whole in _OWN.items()
+           for key, value in effective(annotations, whole, container)}
     for short, (key, value) in own.items():
         annotated = annotated._replace(wish=_with(annotated.wish, short, key, value),
                                        second=annotated.second and _with(annotated.second, short, key, value))
-    annotated = annotated._replace(peer_align=annotated.wish.align is not None and "cpu-align" not in own)
-    return annotated._replace(by="vmpin", left_alone=False, second=None) if "cpu-policy" in own else annotated
+    annotated = annotated._replace(peer_align=annotated.wish.align is not None and "align" not in own)
+    return annotated._replace(by="vmpin", left_alone=False, second=None) if "policy" in own else annotated
 
 
 def with_changes(wish: CpuWish, changes: Mapping[str, str]) -> CpuWish:
     """The wish with other values, by the keys' short names or whole names: policy, cpu-policy, cpu-policy.vmpin.io.
     :raises AnnotationError: for a name or a value that cannot be used."""
-    for name in sorted(changes):
-        short = name.removesuffix(f".{DOMAIN}")
-        short = short if short.startswith("cpu-") else f"cpu-{short}"
-        if short not in KEYS:
-            names = ", ".join(key.removeprefix("cpu-") for key in KEYS)
-            raise AnnotationError(name, changes[name], f"there is no such key; there are {names}")
-        wish = _with(wish, short, name, changes[name])
+    for key in sorted(changes):
+        name = key.removesuffix(f".{DOMAIN}").removeprefix("cpu-")
+        if name not in _READERS:
+            raise AnnotationError(key, changes[key], f"there is no such key; there are {', '.join(_READERS)}")
+        wish = _with(wish, name, key, changes[key])
     return wish
 
 
-def _with(wish: CpuWish, short: str, key: str, value: str) -> CpuWish:
-    return KEYS[short](wish, key, checked_text(key, value))
+def _with(wish: CpuWish, name: str, key: str, value: str) -> CpuWish:
+    return _READERS[name](wish, key, checked_text(key, value))
 
 
 def _choice(kind: type[_Choice], key: str, value: str, mark: str = "") -> _Choice:
@@ -114,22 +112,22 @@ def _spare(wish: CpuWish, key: str, value: str) -> CpuWish:
     return wish._replace(spare=value if number is None else str(number))
 
 
-#: By the short name of the key.
-KEYS: Mapping[str, Callable[[CpuWish, str, str], CpuWish]] = {
-    "cpu-policy": _policy, "cpu-align": _align, "cpu-smt": _smt, "cpu-kind": _kind, "cpu-near": _near,
-    "cpu-spare": _spare}
-_OWN = tuple(f"{short}.{DOMAIN}" for short in KEYS)
+_READERS: Mapping[str, Callable[[CpuWish, str, str], CpuWish]] = dict(zip(
+    WISH_KEYS, (_policy, _align, _smt, _kind, _near, _spare), strict=True))
+#: The whole keys, by their short names.
+_OWN = {name: f"cpu-{name}.{DOMAIN}" for name in WISH_KEYS}
 
 
 def asks(key: str) -> bool:
     """True for a key that may ask for CPUs: vmpin's own, and those of peers, honoured or not."""
-    return key in POD_KEYS or key.partition("/")[0] in (*_OWN, *EFFECTIVE_KEYS)
+    return key in POD_KEYS or key.partition("/")[0] in (*_OWN.values(), *EFFECTIVE_KEYS)
 
 
 def asking_digest(annotations: Mapping[str, str], container: str) -> str:
     """A digest of all that a pod's annotations ask for one of its containers, "" where they ask for nothing. Other
     annotations, and those of other containers, do not count. Its length does not depend on theirs."""
-    counting: dict[str, object] = {key: value for key in _OWN for _, value in effective(annotations, key, container)}
+    counting: dict[str, object] = {key: value for key in _OWN.values()
+                                   for _, value in effective(annotations, key, container)}
     # A peer may rank keys by their scope (nri-plugins).
     counting |= {key: (value[0], value[2]) for key in EFFECTIVE_KEYS if (value := scoped(annotations, key, container))}
     counting |= {key: annotations[key] for key in POD_KEYS if key in annotations}

@@ -10,19 +10,17 @@ its file is then set aside.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from vmpin.bounded import load_json
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuWish, RefusalKind
+from vmpin.features.allocator.grants.cpu_request import WISH_KEYS, CpuKind, CpuPolicy, CpuWish, RefusalKind
 from vmpin.features.allocator.grants.ledger import MAX_REFUSED, CpuAmount, Grant, GrantState, Ledger, RefusedRequest
 from vmpin.features.allocator.texts.annotation_values import AnnotationError, shown
 from vmpin.features.allocator.texts.annotations import with_changes
 from vmpin.named_tuple import NamedTuple
-
-_WISH_KEYS = ("policy", "align", "smt", "kind", "near", "spare")
 
 GRANT_KEY: Final = "grant.vmpin.io"
 _ANNOTATION_VERSION = 1
@@ -70,7 +68,7 @@ def wish_of(data: object) -> CpuWish:
     the value."""
     if not isinstance(data, Mapping):
         raise ValueError(f"a wish is an object, not {data!r:.80}")
-    unknown = data.keys() - {*_WISH_KEYS, "exclude_reserved"}
+    unknown = data.keys() - {*WISH_KEYS, "exclude_reserved"}
     if unknown:
         raise ValueError(f"a wish has the unknown key {min(map(str, unknown))!r:.80}")
     excluded = data.get("exclude_reserved", False)
@@ -131,12 +129,10 @@ class LedgerError(ValueError):
     """Data that is no ledger. The message names the place, the key and the value."""
 
 
-def to_data(ledger: Ledger, containers: Iterable[ContainerId] | None = None) -> dict[str, object]:
-    """Return JSON data. Equal ledgers make equal data: grants are sorted, and defaults are left out.
-    :param containers: those whose grants to include; None: all."""
+def to_data(ledger: Ledger) -> dict[str, object]:
+    """Return JSON data. Equal ledgers make equal data: grants are sorted, and defaults are left out."""
     return {"version": VERSION, "shared": str(ledger.shared),
-            "grants": [grant_to_data(ledger.grants[key])
-                       for key in sorted(ledger.grants if containers is None else containers)],
+            "grants": [grant_to_data(ledger.grants[key]) for key in sorted(ledger.grants)],
             "refused": [refused._asdict() for refused in ledger.refused]}
 
 

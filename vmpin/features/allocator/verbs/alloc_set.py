@@ -6,10 +6,8 @@ from vmpin.cli.control_client import Document
 from vmpin.cli.output import print_data, print_text
 from vmpin.cli.verbs import Verbs, completed_by, namespace_flag, output_flag, usable_config, verb
 from vmpin.errors import UsageError
+from vmpin.features.allocator.grants.cpu_request import WISH_KEYS
 from vmpin.features.allocator.verbs.watcher_answer import answer_of
-
-#: The annotations' short names.
-KEYS = ("policy", "align", "smt", "kind", "near", "spare")
 
 _ABOUT = """\
 Change what a running container asks for, under the checks of its creation: CPUs of its own, none, others, or aligned
@@ -32,8 +30,8 @@ def add_parser(actions: Verbs) -> None:
                   epilog=_EXAMPLES)
     parser.add_argument("target", metavar="POD[/CONTAINER]", help="POD or NAMESPACE/POD, either with "
                         "/CONTAINER, or the beginning of a container's id")
-    completed_by(parser.add_argument("changes", metavar="KEY=VALUE", nargs="+",
-                                     help=f"what it asks for: {', '.join(KEYS)}"), lambda: (f"{key}=" for key in KEYS))
+    completed_by(parser.add_argument("changes", metavar="KEY=VALUE", nargs="+", help="what it asks for: "
+                                     f"{', '.join(WISH_KEYS)}"), lambda: (f"{key}=" for key in WISH_KEYS))
     namespace_flag(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
     output_flag(parser, ("text", "json"))
@@ -47,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     changes = {}
     for text in args.changes:
         key, equals, value = text.partition("=")
-        if not equals or key not in KEYS:
-            raise UsageError(f"{text!r} is no KEY=VALUE with a key of {', '.join(KEYS)}", "e.g. policy=fixed")
+        if not equals or key not in WISH_KEYS:
+            raise UsageError(f"{text!r} is no KEY=VALUE with a key of {', '.join(WISH_KEYS)}", "e.g. policy=fixed")
         changes[key] = value
     answer = answer_of(usable_config(args), {"op": "set", "target": args.target, "namespace": args.namespace,
                                              "changes": changes, "dry_run": args.dry_run})
