@@ -7,7 +7,7 @@ from typing import Any
 from vmpin.features.irqs import FEATURE
 from vmpin.features.irqs.interrupt_table import Growth, IrqKind, IrqRow
 from vmpin.features.irqs.irq_counts import MOST, of_interval
-from vmpin.features.irqs.irq_text import cpu_notes, lines, sentences
+from vmpin.features.irqs.irq_text import cpu_notes
 
 ETH, VFIO = IrqRow(142, "eth0-TxRx-3", IrqKind.DEVICE), IrqRow(150, "vfio-msix[0](0000:3b:00.0)", IrqKind.DEVICE)
 TICK = IrqRow(None, "Local timer interrupts", IrqKind.TIMER)
@@ -52,8 +52,10 @@ def test_a_sandbox_has_its_cpus_and_devices() -> None:
         {"irq": 150, "name": VFIO.name, "cpus": "4-5"}], "claims": [
         {"irq": 142, "name": ETH.name, "cpus": "7", "why": ""},
         {"irq": 9, "name": "eth1", "cpus": "", "why": "another pod has it"}]}}
-    assert lines(entry) == ["interrupts: CPU 2 took 1.0/s timer interrupts",
+    assert FEATURE.lines is not None
+    assert FEATURE.sentences is not None
+    assert FEATURE.lines(entry) == ["interrupts: CPU 2 took 1.0/s timer interrupts",
                             f"interrupts: {VFIO.name} (IRQ 150) is of its own device and may use CPUs 4-5",
                             f"interrupts: {ETH.name} (IRQ 142) is claimed by an annotation: it is on CPUs 7",
                             "interrupts: eth1 (IRQ 9) is claimed by an annotation: refused, another pod has it"]
-    assert sentences(entry)[0] == "CPU 2 took 1.0/s timer interrupts."
+    assert next(iter(FEATURE.sentences(entry))) == "CPU 2 took 1.0/s timer interrupts."

@@ -8,7 +8,7 @@ import pytest
 
 from vmpin.config import loading as settings
 from vmpin.errors import ConfigError
-from vmpin.features.metrics.metrics_settings import Address, metrics
+from vmpin.features.metrics.metrics_settings import Address
 
 
 @pytest.mark.parametrize(("text", "address"), [
@@ -17,7 +17,7 @@ from vmpin.features.metrics.metrics_settings import Address, metrics
     ("unix:/run/vmpin/metrics.sock", Address(path=Path("/run/vmpin/metrics.sock")))])
 def test_where_metrics_are_served(text: str, address: Address | None) -> None:
     found = settings.load(None, {"VMPIN_METRICS_ADDRESS": text}, {})
-    assert metrics(found).address == address
+    assert found.of_features["metrics"].address == address
     if address is not None:
         assert str(address) == text
         assert found.data()["metrics.address"]["value"] == text

@@ -23,7 +23,6 @@ from vmpin.feature import features
 from vmpin.features.cluster.kube.identifiers import MANAGER
 from vmpin.features.cluster.kube.pod_events import EventReason
 from vmpin.features.metrics.exporter import ExportedWatcher, Exporter
-from vmpin.features.metrics.metrics_settings import metrics
 from vmpin.install import data_files
 from vmpin.status.health import SourceHealth
 
@@ -94,7 +93,7 @@ def load(documents: list[Any], tmp_path: Path, component: str = "watcher") -> Co
 def test_the_configuration_is_one_of_vmpins(name: str, tmp_path: Path) -> None:
     config = load(RENDERED[name], tmp_path)
     assert config.watch.reload == "change"
-    assert metrics(config).address is not None
+    assert config.of_features["metrics"].address is not None
     if name != "watcher":
         user = pod(RENDERED[name], "reporter")["securityContext"]
         assert config.watch.status_group == str(user["runAsGroup"])
@@ -115,7 +114,7 @@ def test_a_container_starts_a_verb_of_vmpins(component: str) -> None:
 @pytest.mark.parametrize("name", RENDERED)
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_probe_asks_where_the_watcher_answers_and_starts_no_program(name: str, probe: str, tmp_path: Path) -> None:
-    address = metrics(load(RENDERED[name], tmp_path)).address
+    address = load(RENDERED[name], tmp_path).of_features["metrics"].address
     asks = container(RENDERED[name])[probe]
     assert not asks.keys() & {"exec", "tcpSocket", "grpc"}
     assert address is not None

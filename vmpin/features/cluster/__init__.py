@@ -67,9 +67,8 @@ def _sections() -> Mapping[str, type[Any]]:
 
 
 def _node_name(config: Config) -> str:
-    from vmpin.features.cluster.kubernetes_settings import kubernetes
-
-    return kubernetes(config).node
+    name: str = config.of_features["kubernetes"].node
+    return name
 
 
 def _options(verb: str, parser: ArgumentParser) -> None:

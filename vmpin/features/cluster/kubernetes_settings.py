@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vmpin.config import values
 from vmpin.config.values import setting
 from vmpin.named_tuple import NamedTuple
-
-if TYPE_CHECKING:
-    from vmpin.config.settings import Config
 
 
 class KubernetesSettings(NamedTuple):
@@ -29,9 +25,3 @@ class KubernetesSettings(NamedTuple):
                        "own, unless another program writes any)")
     ready_file: Path | None = setting(None, values.path_or_unset, "file that is there while the API server is "
                                       "reached, for a readiness probe; unset: none")
-
-
-def kubernetes(config: Config) -> KubernetesSettings:
-    """The section `kubernetes` of a configuration."""
-    section: KubernetesSettings = config.of_features["kubernetes"]
-    return section

@@ -115,9 +115,9 @@ def _cpu_notes(document: Document) -> Mapping[int, Sequence[str]]:
 def _lines(sandbox: Document) -> Iterable[str]:
     if not sandbox.get("interrupts"):
         return ()
-    from vmpin.features.irqs.irq_text import lines
+    from vmpin.features.irqs.irq_text import sentences
 
-    return lines(sandbox)
+    return [f"interrupts: {text}" for text in sentences(sandbox)]
 
 
 def _sentences(sandbox: Document) -> Iterable[str]:
@@ -125,7 +125,7 @@ def _sentences(sandbox: Document) -> Iterable[str]:
         return ()
     from vmpin.features.irqs.irq_text import sentences
 
-    return sentences(sandbox)
+    return [f"{text}." for text in sentences(sandbox)]
 
 
 def _facts(config: Config, root: Path) -> Document:

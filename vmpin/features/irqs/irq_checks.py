@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
+from vmpin.cpuset import CpuSet, union
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of
@@ -76,7 +76,7 @@ def irqbalance(facts: NodeFacts) -> CheckResult:
             "the node's processes are invisible here", *evidence, remedy="run this as root; in a pod: hostPID: true")
     asked = [cpus for name, cpus in banned.items() if ": " not in name]
     # What an irqbalance answers counts; without an answer, its configuration.
-    left_alone = union(map(_cpus, asked or [facts.of_features["irqs"]["alone"]]))
+    left_alone = union(map(CpuSet.parse, asked or [facts.of_features["irqs"]["alone"]]))
     open_to = _closed(facts) - left_alone
     if open_to:
         return warn(f"irqbalance may move interrupts to exclusive CPUs {open_to}",
@@ -92,11 +92,4 @@ def _entry(facts: NodeFacts) -> Mapping[str, Any]:
 
 def _closed(facts: NodeFacts) -> CpuSet:
     """The exclusive CPUs that are to take no interrupts: without those that annotations open."""
-    return facts.exclusive - _cpus(_entry(facts).get("open", ""))
-
-
-def _cpus(text: str) -> CpuSet:
-    try:
-        return CpuSet.parse(text)
-    except CpuSetError:
-        return EMPTY
+    return facts.exclusive - CpuSet.parse(_entry(facts).get("open", ""))

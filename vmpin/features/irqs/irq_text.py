@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vmpin.domain.terminal import short_id
@@ -47,24 +47,13 @@ def _whose(interrupt: Mapping[str, Any], titles: Mapping[str, Any]) -> str:
     if interrupt["sandbox"] is None:
         return ""
     pod = titles.get(interrupt["sandbox"])
-    return f", a device of {pod['namespace']}/{pod['name'] if pod else ''}" if pod else (
+    return f", a device of {pod['namespace']}/{pod['name']}" if pod else (
         f", a device of sandbox {short_id(interrupt['sandbox'])}")
 
 
-def lines(sandbox: Mapping[str, Any]) -> list[str]:
-    """Lines about a sandbox's entry, for `vmpin status`."""
-    return [f"interrupts: {text}" for text in _of_sandbox(sandbox)]
-
-
 def sentences(sandbox: Mapping[str, Any]) -> list[str]:
-    """Sentences about a sandbox's entry, for `vmpin status --explain`."""
-    return [f"{text}." for text in _of_sandbox(sandbox)]
-
-
-def _of_sandbox(sandbox: Mapping[str, Any]) -> Iterable[str]:
-    entry = sandbox.get("interrupts")
-    if entry is None:
-        return ()
+    """Sentences about a sandbox's entry with interrupts, without a full stop."""
+    entry = sandbox["interrupts"]
     titles = {sandbox["id"]: sandbox["pod"]}
     devices: Sequence[Mapping[str, Any]] = entry["devices"]
     return [*(note for cpu in entry["cpus"] for note in notes_of(cpu, titles)),

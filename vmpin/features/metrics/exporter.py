@@ -23,7 +23,7 @@ from vmpin.domain.counters import Counters, Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.feature import WatcherPart
-from vmpin.features.metrics.metrics_settings import Address, metrics
+from vmpin.features.metrics.metrics_settings import Address
 from vmpin.host import sockets
 from vmpin.host.files import identity
 from vmpin.host.sockets import NO_DESCRIPTORS, TURN, Acceptor, in_turns
@@ -197,7 +197,7 @@ class Exporter:
     async def run(self) -> None:
         """Serve metrics until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
         config = self._watcher.view.config
-        address = metrics(config).address
+        address: Address | None = config.of_features["metrics"].address
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.features.metrics.prometheus")
         listener = _listen(address, config.watch.status_group)
@@ -241,7 +241,7 @@ class Exporter:
             collector.facts = ScrapeData(
                 watcher.view, count, tuple(watcher.source_health()), self._guests(), watcher.restarts,
                 time.time() - time.monotonic() + watcher.resynced, len(asyncio.all_tasks()),
-                metrics(watcher.view.config).per_sandbox, watcher.parts.values())
+                watcher.view.config.of_features["metrics"].per_sandbox, watcher.parts.values())
             families = list(collector.collect())  # at one moment; only writing is done in turns
             self._page = b"".join(await in_turns(map(text_of, families), turn))
             self._written = time.monotonic()

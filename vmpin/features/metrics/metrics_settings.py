@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vmpin.bounded import parse_whole
 from vmpin.config import values
 from vmpin.config.values import setting
 from vmpin.named_tuple import NamedTuple
-
-if TYPE_CHECKING:
-    from vmpin.config.settings import Config
 
 
 class Address(NamedTuple):
@@ -60,9 +56,3 @@ class MetricsSettings(NamedTuple):
         "where metrics and probes are served: an IP address and port (127.0.0.1:9750), or unix:/path; unset: nowhere")
     per_sandbox: bool = setting(
         False, values.flag, "whether there are metrics of each sandbox, labelled with its pod")
-
-
-def metrics(config: Config) -> MetricsSettings:
-    """The section `metrics` of a configuration."""
-    section: MetricsSettings = config.of_features["metrics"]
-    return section

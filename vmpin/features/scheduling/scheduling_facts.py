@@ -29,9 +29,7 @@ def scheduling_facts(config: Config, root: Path) -> dict[str, Any]:
     real-time shares of cgroups and these are of that version, else "". `restricted`: whether the unit of the watcher
     forbids real-time classes, None without a unit. `kernel`: the real-time threads of the kernel, without those for
     interrupts, by name (without its CPU), with their class."""
-    settings, proc, files = config.of_features["scheduling"], Procfs(config.paths.proc), Files(root)
-    if settings.vcpu_class == "other" and not settings.privileged_namespaces:
-        return {}
+    proc, files = Procfs(config.paths.proc), Files(root)
     return {"unlimited": why_unlimited(proc, config.paths.sys, kernel_release(proc)),
             "groups": _groups(config, proc, files), "restricted": restricted(files),
             "kernel": _kernel_threads(proc)}

@@ -9,7 +9,6 @@ import pytest
 from vmpin.config import loading
 from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.kube.api_request import ApiRequest
-from vmpin.features.cluster.kubernetes_settings import kubernetes
 from vmpin.features.cluster.reporter import withdrawal
 from vmpin.features.cluster.reporter.api_server import ApiServer
 from vmpin.features.cluster.reporter.withdrawal import SHOWN, IncompleteWithdrawal, withdraw
@@ -45,14 +44,14 @@ class OneServer:
 
 def test_pods_are_listed_in_pages() -> None:
     server = OneServer(2 * withdrawal.PAGE + 1)
-    keys = kubernetes(loading.load(None, {}, {}))
+    keys = loading.load(None, {}, {}).of_features["kubernetes"]
     assert withdraw(cast(ApiServer, server), keys) == server.pods
     assert len([each for each in server.changed if each.endswith("/status")]) == server.pods
 
 
 def test_what_is_refused_is_named_and_holds_up_nothing_else() -> None:
     server = OneServer(SHOWN + 20, refuses="/p1")  # p1, and p10 to p19
-    keys = kubernetes(loading.load(None, {}, {}))
+    keys = loading.load(None, {}, {}).of_features["kubernetes"]
     with pytest.raises(IncompleteWithdrawal) as caught:
         withdraw(cast(ApiServer, server), keys)
     assert len(server.changed) == SHOWN + 20 - 11

@@ -19,7 +19,6 @@ from vmpin.features.cluster.kube.api_request import node_path
 from vmpin.features.cluster.kube.cluster_node import ClusterNode, node_of
 from vmpin.features.cluster.kube.identifiers import valid_name
 from vmpin.features.cluster.kube.node_pinning import REFRESH
-from vmpin.features.cluster.kubernetes_settings import kubernetes
 from vmpin.features.cluster.reporter.api_server import ApiLink, ApiServer
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
 from vmpin.features.cluster.reporter.pod_watch import PodWatch
@@ -32,7 +31,7 @@ class Reporter:
     """Created and run once per process, in its main thread. :raises ConfigError: the configuration names no node."""
 
     def __init__(self, config: Config) -> None:
-        keys = kubernetes(config)
+        keys = config.of_features["kubernetes"]
         if not valid_name(keys.node):
             raise ConfigError("kubernetes.node: no name of a node" if not keys.node else
                               f"kubernetes.node: {keys.node!r} is no name of a node",

@@ -49,10 +49,9 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     log.setup(config.log.level, as_json=args.output == "json")
     if args.withdraw:
-        from vmpin.features.cluster.kubernetes_settings import kubernetes
         from vmpin.features.cluster.reporter.api_server import ApiServer
         from vmpin.features.cluster.reporter.withdrawal import withdraw
-        keys = kubernetes(config)
+        keys = config.of_features["kubernetes"]
         count = withdraw(ApiServer(keys.kubeconfig), keys)
         print(f"{number_of(count, 'object was')} changed or removed")
         return 0
