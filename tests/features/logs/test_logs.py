@@ -189,6 +189,17 @@ def test_a_journal_that_may_not_be_read_is_an_error(tmp_path: Path, monkeypatch:
     assert "insufficient permissions" in capsys.readouterr().err
 
 
+def test_a_program_that_says_much_besides_its_lines_is_still_read(tmp_path: Path) -> None:
+    """As `tail -F` does over months, at each file that replaces the log; a pipe holds 64 KiB."""
+    program = tmp_path / "tail"
+    program.write_text(f"#!/bin/sh\nhead -c 200000 /dev/zero >&2\necho '{LINES[4]}'\n")
+    program.chmod(0o755)
+    printed = subprocess.run([sys.executable, "-m", "vmpin.cli.main", "logs", "demo/shop", "--file", str(program)],
+                             env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=True, timeout=60,
+                             capture_output=True, text=True).stdout
+    assert printed == f"{LINES[4]}\n"
+
+
 def test_a_file_is_followed_also_when_it_is_emptied_or_replaced(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_text(f"{LINES[4]}\n")

@@ -10,6 +10,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -213,22 +214,23 @@ def _journal_log(unit: str, since: float | None) -> Log:
 
 def _lines_of(command: list[str], hint: str) -> Iterator[bytes]:
     """The lines that a command prints. :raises VmpinError: it cannot be started, or fails."""
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    except OSError as err:
-        raise VmpinError(f"{command[0]}: {err.strerror}, and no watcher runs that writes its log to a file",
-                         f"give the file: --file FILE; in a container: {_KUBECTL}") from err
-    with process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with tempfile.TemporaryFile() as said:  # a pipe that is read at the end only would stop a command that says much
         try:
-            yield from process.stdout
-        except GeneratorExit:
-            process.terminate()
-            raise
-        if process.wait():
-            why = process.stderr.read().decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
-            raise VmpinError(f"{command[0]}: {why}", hint)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said)
+        except OSError as err:
+            raise VmpinError(f"{command[0]}: {err.strerror}, and no watcher runs that writes its log to a file",
+                             f"give the file: --file FILE; in a container: {_KUBECTL}") from err
+        with process:
+            assert process.stdout is not None
+            try:
+                yield from process.stdout
+            except GeneratorExit:
+                process.terminate()
+                raise
+            if process.wait():
+                said.seek(0)
+                why = said.read(4096).decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
+                raise VmpinError(f"{command[0]}: {why}", hint)
 
 
 def _of_journal(raw: bytes) -> Iterator[LogLine]:
