@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vmpin.features.cluster.kube import api_request
-from vmpin.features.cluster.kube.api_request import MAX_REFUSAL, parse_answer, parse_page, refusal
+from vmpin.features.cluster.kube.api_request import parse_answer, parse_page, refusal
 
 PAGE: dict[str, Any] = {"metadata": {"resourceVersion": "17", "continue": "abc"}, "items": [{"kind": "Pod"}]}
 HOSTILE = [b"", b"<html>", b"[]", b"1", b'"text"', b"[" * 100000, b'{"a":' * 100000, b"1" * 100000,
@@ -17,9 +17,8 @@ HOSTILE = [b"", b"<html>", b"[]", b"1", b'"text"', b"[" * 100000, b'{"a":' * 100
 
 @pytest.mark.parametrize("raw", HOSTILE, ids=[str(raw[:12]) for raw in HOSTILE])
 def test_what_is_no_object_within_bounds_is_one_error(raw: bytes) -> None:
-    for parse in (parse_answer, parse_page):
-        with pytest.raises(ValueError):
-            parse(raw)
+    with pytest.raises(ValueError):
+        parse_answer(raw)
     assert refusal(raw) == ""
 
 
@@ -35,13 +34,12 @@ def test_values_are_counted_before_any_is_made(monkeypatch: pytest.MonkeyPatch) 
     {"metadata": []}, {"metadata": {}}, {"metadata": {"resourceVersion": 17}},
     {"metadata": {"resourceVersion": "17", "continue": ["a"]}}])
 def test_a_page_has_objects_and_a_version(change: dict[str, Any]) -> None:
-    assert parse_page(json.dumps(PAGE).encode()) == ([{"kind": "Pod"}], "abc", "17")
+    assert parse_page(PAGE) == ([{"kind": "Pod"}], "abc", "17")
     with pytest.raises(ValueError):
-        parse_page(json.dumps(PAGE | change).encode())
+        parse_page(PAGE | change)
 
 
 def test_a_refusal_is_its_message_or_nothing() -> None:
     assert refusal(b'{"kind":"Status","message":"no such pod"}') == "no such pod"
-    assert refusal('{"message":"no such pod"}') == "no such pod"
-    for other in (None, b'{"message":["a"]}', b'{"reason":"Gone"}', b'{"message":"%s"}' % (b"x" * MAX_REFUSAL)):
+    for other in (None, b'{"message":["a"]}', b'{"reason":"Gone"}'):
         assert refusal(other) == ""

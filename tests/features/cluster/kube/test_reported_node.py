@@ -44,6 +44,7 @@ def test_texts_of_pods_are_cut_and_steer_no_terminal() -> None:
     b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"error":"follow: 8 clients follow already"}',
     json.dumps({"version": 2, "follow": "all"}).encode(), line("all", {"id": "x"}, node=node_part()),
     line("all", entry(misplaced="many"), node=node_part()), line("all", entry(), node={}),
+    line("all", node=node_part(), time=9e11),  # beyond the year 9999, which no date holds
     line("all", entry(vcpus={"x": "1"}), node=node_part()), line("all", entry(pod=3), node=node_part()),
     *([line("all", *[entry(str(number)) for number in range(4097)], node=node_part())])])
 def test_what_is_no_line_is_refused(raw: bytes) -> None:

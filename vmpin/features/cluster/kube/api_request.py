@@ -65,10 +65,9 @@ def parse_answer(raw: bytes) -> dict[str, Any]:
     return answer
 
 
-def parse_page(raw: bytes) -> tuple[list[dict[str, Any]], str, str]:
+def parse_page(page: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str, str]:
     """A page of a list: its objects, the token for the next page ("" after the last), and the list's version.
     :raises ValueError: it is no such page."""
-    page = parse_answer(raw)
     items, meta = page.get("items"), page.get("metadata")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items) or not isinstance(meta, dict):
         raise ValueError("it is no list of objects")
@@ -93,13 +92,10 @@ def items_of_pages(path: str, read: Callable[[tuple[tuple[str, str], ...]], Any]
             return
 
 
-def refusal(body: bytes | str | None) -> str:
-    """The message of a refusal (a Status); "" without one."""
-    raw = body.encode("utf-8", "replace") if isinstance(body, str) else body or b""
-    if len(raw) > MAX_REFUSAL:
-        return ""
+def refusal(body: bytes | None) -> str:
+    """The message of a refusal (a Status); "" without one. :param body: None where it is longer than MAX_REFUSAL."""
     try:
-        message = parse_answer(raw).get("message")
+        message = parse_answer(body or b"").get("message")
     except ValueError:
         return ""
     return message if isinstance(message, str) else ""

@@ -122,18 +122,18 @@ class ReportedNode(NamedTuple):
                 raise WireError("follow", _text(line["error"], _LONG))
             if line["version"] != VERSION:
                 raise WireError("follow", f"version {line['version']!r}: is the watcher of another version?")
-            everything = line["follow"] == "all"
+            everything, time = line["follow"] == "all", checked_real(line["time"], 1e11)
             node = _node(line["node"]) if "node" in line else self.node
             node = self.node if node == self.node else node  # the same objects where nothing is new
             if not everything and not line["gone"] and not line["sandboxes"]:
-                return self._replace(time=checked_real(line["time"], 1e12), node=node)
+                return self._replace(time=time, node=node)
             sandboxes = {} if everything else dict(self.sandboxes)
             for gone in line["gone"]:
                 sandboxes.pop(gone, None)
             sandboxes |= {entry["id"]: _sandbox(entry) for entry in line["sandboxes"]}
             if len(sandboxes) > MAX_SANDBOXES:
                 raise WireError("follow", f"more than {MAX_SANDBOXES} sandboxes")
-            return ReportedNode(checked_real(line["time"], 1e12), node, sandboxes)
+            return ReportedNode(time, node, sandboxes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as err:
             raise WireError("follow", f"malformed line: {type(err).__name__}") from err
 

@@ -1,9 +1,8 @@
-"""The API server, over the kubernetes package: pods listed and watched, and any other request as a value.
+"""The API server, over the kubernetes package: requests as values, and the watch of a node's pods.
 
-Only what is the same from the package's version 29 to the newest is used: its loaders of a configuration, its list
-calls with `_preload_content=False`, and the connection pool that it makes of a configuration (versions before 36
-cannot be made to send a server-side apply by a typed call). No typed models: raw JSON in and out. Every request has a
-time limit on this side, as a server that is frozen keeps none of its own."""
+Only what is the same from the package's version 29 to the newest is used: its loaders of a configuration, and the
+connection pool that it makes of one (versions before 36 cannot be made to send a server-side apply by a typed call).
+Raw JSON in and out. Every request has a time limit on this side, as a server that is frozen keeps none of its own."""
 
 from __future__ import annotations
 
@@ -31,8 +30,9 @@ logger = logging.getLogger(__name__)
 CONNECT, ANSWER, OVER = 5.0, 10.0, 3.0
 #: The longest line of a watch (bytes): an object has 1.5 MiB at most.
 MAX_LINE = 8 << 20
-#: The largest page of a list.
-PAGE = 500
+#: The largest page of a list of pods, and the most pages of one node's: no node has a tenth of that.
+PAGE, MAX_PAGES = 500, 20
+_PODS = "/api/v1/pods"
 #: The longest answer that is read (bytes): a page of pods with 10 kB each has 5 MB.
 MAX_ANSWER = 256 << 20
 #: The longest pause that an answer may ask for (seconds); a longer one, or a date, is ignored.
@@ -65,18 +65,9 @@ class ApiServer:
     def send(self, request: ApiRequest, most: int = MAX_ANSWER) -> Any:
         """Return the answer as JSON, {} for an empty one. :param most: bytes of it. :raises AnswerTooLong: for more.
         :raises ClusterError: an HTTP status other than 2xx, or no answer."""
-        client, urllib3 = self._connected()
-        body = None if request.body is None else json.dumps(request.body, separators=(",", ":")).encode()
-        headers = {"Accept": "application/json", "User-Agent": client.user_agent,
-                   **({"Content-Type": request.content_type} if body is not None else {}), **_authorization(client)}
-        url = client.configuration.host + request.path + (f"?{urlencode(request.query)}" if request.query else "")
-        with self._translated(str(request)):
-            response = client.rest_client.pool_manager.request(
-                request.method, url, body=body, headers=headers, retries=False, redirect=False,
-                timeout=urllib3.Timeout(connect=CONNECT, read=ANSWER), preload_content=False)
+        with self._translated(str(request)), self._response(request, ANSWER) as response:
             data = _limited(response, most)
             if data is not None:
-                self._check(response, data)
                 return parse_answer(data) if data else {}
         raise AnswerTooLong(f"{request}: the answer has more than {most >> 20} MiB")
 
@@ -85,29 +76,29 @@ class ApiServer:
         return self.send(ApiRequest("GET", path))
 
     def pods(self, node: str, version: str = "") -> tuple[list[Mapping[str, Any]], str]:
-        """The pods of a node, and the version of the list. :param node: "" for all nodes.
+        """The pods of a node, and the version of the list.
         :param version: "0" for the server's cache, "" for the present state. :raises ClusterError: no list."""
         items: list[Mapping[str, Any]] = []
-        token = ""
-        while True:
-            more = {"_continue": token} if token else {"resource_version": version} if version else {}
-            with self._translated("list pods"), self._list(node, ANSWER, limit=PAGE, **more) as response:
-                data = _limited(response, MAX_ANSWER)
-                if data is None:
-                    raise ClusterError(f"list pods: a page of {PAGE} has more than {MAX_ANSWER >> 20} MiB")
-                page, token, listed = parse_page(data)
-                items += page
-                if not token:
-                    return items, listed
+        more = ("resourceVersion", version)
+        for _ in range(MAX_PAGES):
+            request = ApiRequest("GET", _PODS, query=(_on(node), ("limit", str(PAGE)), *[more] * bool(more[1])))
+            answer = self.send(request)
+            with self._translated(str(request)):
+                page, token, listed = parse_page(answer)
+            items += page
+            if not token:
+                return items, listed
+            more = ("continue", token)
+        raise ClusterError(f"GET {_PODS}: more than {MAX_PAGES} pages of {PAGE}")
 
     def watch_pods(self, node: str, version: str, seconds: int,
                    begun: Callable[[], None] = lambda: None) -> Iterator[Mapping[str, Any]]:
         """Yield the events after a version, until the server ends the watch: `seconds` after its begin at the latest.
         :param begun: called when the server has accepted the watch.
         :raises ClusterError: the watch fails, or cannot begin."""
-        with self._translated("watch pods"), self._list(
-                node, seconds + OVER, watch=True, resource_version=version, allow_watch_bookmarks=True,
-                timeout_seconds=seconds) as response:
+        request = ApiRequest("GET", _PODS, query=(_on(node), ("watch", "true"), ("resourceVersion", version), (
+            "allowWatchBookmarks", "true"), ("timeoutSeconds", str(seconds))))
+        with self._translated("watch pods"), self._response(request, seconds + OVER) as response:
             begun()
             buffer = b""
             for part in response.stream(65536, decode_content=True):
@@ -116,15 +107,19 @@ class ApiServer:
                     raise ClusterError(f"watch pods: a line has more than {MAX_LINE >> 20} MiB")
                 yield from (parse_answer(line) for line in lines if line)
 
-    def _list(self, node: str, read: float, **more: Any) -> Any:
-        """The response of a list call, for a `with`. :param read: seconds for which the server may be silent."""
-        client, _ = self._connected()
-        from kubernetes.client import CoreV1Api
-
-        selector = {"field_selector": f"spec.nodeName={node}"} if node else {}
-        response = CoreV1Api(client).list_pod_for_all_namespaces(
-            **selector, **more, _preload_content=False, _request_timeout=(CONNECT, read))
-        self._check(response, None)
+    def _response(self, request: ApiRequest, read: float) -> Any:
+        """The response to a request, for a `with`; its body is not read yet.
+        :param read: seconds for which the server may be silent. :raises ClusterError: its status is not 2xx."""
+        client, urllib3 = self._connected()
+        body = None if request.body is None else json.dumps(request.body, separators=(",", ":")).encode()
+        headers = {"Accept": "application/json", "User-Agent": client.user_agent,
+                   **({"Content-Type": request.content_type} if body is not None else {}), **_authorization(client)}
+        url = client.configuration.host + request.path + (f"?{urlencode(request.query)}" if request.query else "")
+        response = client.rest_client.pool_manager.request(
+            request.method, url, body=body, headers=headers, retries=False, redirect=False,
+            timeout=urllib3.Timeout(connect=CONNECT, read=read), preload_content=False)
+        if not 200 <= response.status < 300:
+            raise self._error(response.status, response.headers, _limited(response, MAX_REFUSAL))
         return response
 
     def _connected(self) -> tuple[Any, Any]:
@@ -171,38 +166,24 @@ class ApiServer:
         with self._lock:
             self._client = None
 
-    def _check(self, response: Any, body: bytes | None) -> None:
-        """Check the HTTP status. :param body: None: not read yet. :raises ClusterError: it is not 2xx."""
-        if not 200 <= response.status < 300:
-            raise self._error(response.status, response.headers,
-                              _limited(response, MAX_REFUSAL) if body is None else body)
-
-    def _error(self, status: int, headers: Mapping[str, str] | None, body: Any) -> ClusterError:
+    def _error(self, status: int, headers: Mapping[str, str], body: bytes | None) -> ClusterError:
         if status == 401:
             self._renew()
         message = refusal(body)
         if status == 422 and "metadata.uid: " in message:
             status = 409  # a patch with a uid, where another object has the name
-        after = parse_whole((headers or {}).get("Retry-After", ""), MAX_RETRY_AFTER) or 0
+        after = parse_whole(headers.get("Retry-After", ""), MAX_RETRY_AFTER) or 0
         return ClusterError(excerpt(message, 300) or f"HTTP status {status}", status, float(after))
 
     @contextmanager
     def _translated(self, request: str) -> Iterator[None]:
-        """Turn the packages' errors into ClusterError. :param request: what the message begins with."""
-        import urllib3
-        from kubernetes.client.exceptions import ApiException
-
+        """Turn urllib3's errors into ClusterError. :param request: what the message begins with."""
+        _, urllib3 = self._connected()
         try:
             yield
         except ClusterError as err:
             text = str(err)
             raise ClusterError(text if request in text else f"{request}: {text}", err.status, err.after) from err
-        except ApiException as err:
-            if not err.status:
-                self._renew()
-                raise ClusterError(f"{request}: TLS: {err}") from err
-            error = self._error(err.status, err.headers, err.body)
-            raise ClusterError(f"{request}: {error}", error.status, error.after) from err
         except urllib3.exceptions.SSLError as err:
             self._renew()
             raise ClusterError(f"{request}: TLS: {err}") from err
@@ -232,6 +213,10 @@ def _limited(response: Any, most: int) -> bytes | None:
             response.close()
             return None
     return bytes(data)
+
+
+def _on(node: str) -> tuple[str, str]:
+    return "fieldSelector", f"spec.nodeName={node}"
 
 
 def _authorization(client: Any) -> dict[str, str]:
