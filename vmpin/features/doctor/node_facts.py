@@ -65,7 +65,7 @@ _NETLINK_CONNECTOR, _CN_IDX_PROC, _NLMSG_DONE = 11, 1, 3  #: linux/netlink.h, li
 _UNUSED_ID = 0x7FFFFFFF
 
 
-def kernel(proc: Procfs, sys_root: str = "/sys") -> Kernel:
+def kernel(proc: Procfs, sys_root: str) -> Kernel:
     """The running kernel's facts; what cannot be read is left empty."""
     release = _text(f"{proc.root}/sys/kernel/osrelease")
     return Kernel(release, linux(release), tuple(kernel_parameters(_text(f"{proc.root}/cmdline"))),

@@ -111,7 +111,7 @@ class IrqMover:
         if originals != self._originals or not self._file.path.exists():
             self._file.save(originals)
             self._originals = originals
-        _tell_irqbalances(banned, originals.banned, room.exclusive)
+        _ban_exclusive_cpus(banned, originals.banned, room.exclusive)
         now, masks = self._clock(), {irq.number: irq.mask for irq in movable}
         self.contention.keep_only({(irq.number, irq.name) for irq in irqs}, now)
         due, kept = [], [KeptIrq(irq, irq.mask & room.exclusive, STUCK) for irq in decided.stuck]
@@ -217,7 +217,7 @@ def giving_back(files: IrqFiles, originals_file: OriginalsFile) -> list[str]:
               for path, cpus in originals.banned.items())]
 
 
-def _tell_irqbalances(banned: Mapping[str, CpuSet], own: Mapping[str, CpuSet], exclusive: CpuSet) -> None:
+def _ban_exclusive_cpus(banned: Mapping[str, CpuSet], own: Mapping[str, CpuSet], exclusive: CpuSet) -> None:
     """Have each irqbalance leave the exclusive CPUs alone, besides its own list.
     :param banned: what it leaves alone now, by socket."""
     for path, cpus in banned.items():

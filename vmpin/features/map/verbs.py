@@ -62,7 +62,7 @@ def _choose(document: Document, namespace: str) -> None:
     document["sandboxes"] = Selection(namespace=namespace).of(document)
 
 
-def picture_of(config: Config, document: Mapping[str, Any], direct: bool, node_name: str = "") -> Picture:
+def picture_of(config: Config, document: Mapping[str, Any], direct: bool, node_name: str) -> Picture:
     """The picture of this node by its status document. :param direct: without the watcher."""
     answers = () if direct else present(feature.held_cpus for feature in features())
     held = next(present(held_cpus(config) for held_cpus in answers), None)

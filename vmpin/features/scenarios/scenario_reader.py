@@ -89,7 +89,7 @@ def _devices(values: ScenarioValues, given: object, nodes: Mapping[int, CpuSet])
     return devices
 
 
-def read_scenario(source: str, document: object, machine: Topology | None = None) -> Scenario:
+def read_scenario(source: str, document: object, machine: Topology | None) -> Scenario:
     """Read a scenario from a YAML document.
     :param source: the file's name, for errors. :param machine: stands in for an absent topology.
     :raises ConfigError: in one line."""

@@ -92,7 +92,7 @@ class ApiServer:
         raise ClusterError(f"GET {_PODS}: more than {MAX_PAGES} pages of {PAGE}")
 
     def watch_pods(self, node: str, version: str, seconds: int,
-                   begun: Callable[[], None] = lambda: None) -> Iterator[Mapping[str, Any]]:
+                   begun: Callable[[], None]) -> Iterator[Mapping[str, Any]]:
         """Yield the events after a version, until the server ends the watch: `seconds` after its begin at the latest.
         :param begun: called when the server has accepted the watch.
         :raises ClusterError: the watch fails, or cannot begin."""

@@ -153,7 +153,7 @@ def _refuse_unknown(names: Sequence[str]) -> None:
                              did_you_mean(name, checks, "`vmpin doctor --help` lists them"))
 
 
-def read_facts(config: Config, root: Path = Path("/")) -> NodeFacts:
+def read_facts(config: Config, root: Path) -> NodeFacts:
     """All facts for the doctor and for a bug report. Faults of the node are facts, too, and raise nothing."""
     from vmpin.features.doctor.node_facts import collect_facts
     watcher = _watcher_facts(config)
