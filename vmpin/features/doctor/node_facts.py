@@ -14,6 +14,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,11 +156,12 @@ def run_directory(config: Config, proc: Procfs) -> RunDirectoryFacts:
 
 def _spool(path: Path) -> tuple[int, float]:
     """The number of waiting messages, and the age of the oldest (seconds)."""
-    try:
-        times = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)
-                 if entry.name.endswith(".hook") and not entry.name.startswith(".")]
-    except OSError:
-        return 0, 0.0
+    times = []
+    with suppress(OSError):
+        for entry in os.scandir(path):
+            if entry.name.endswith(".hook") and not entry.name.startswith("."):
+                with suppress(FileNotFoundError):  # the watcher has taken it meanwhile
+                    times.append(entry.stat(follow_symlinks=False).st_mtime)
     return len(times), max(0.0, time.time() - min(times)) if times else 0.0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.errors import ClusterError
+from vmpin.features.cluster.cluster_errors import ClusterError
 from vmpin.features.cluster.kube.api_request import ApiRequest
 from vmpin.features.cluster.reporter.api_server import MAX_ANSWER, MAX_PAGES, ApiLink, ApiServer
 
