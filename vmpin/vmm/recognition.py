@@ -46,6 +46,9 @@ _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0"
 _ARGUMENTS = re.compile(rb"[\0=]sandbox-|/run/(?:vc|kata)/|/sandboxes/")
 _UUID = r"(?ai)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _KERNEL_THREAD = r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})"
+#: No file has a longer name (include/uapi/linux/limits.h: NAME_MAX). A command line may: 128 KiB of it, which any user
+#: writes, would take the patterns of programs seconds.
+_LONGEST_NAME = 255
 #: How many forks may lie between a process and the one that the shim started.
 _GENERATIONS = 3
 
@@ -189,7 +192,9 @@ def _program(beginning: bytes) -> str:
 
 
 def _basename(path: str) -> str:
-    return path.rpartition("/")[2]
+    """The last component of a path; "" if no file can have that name."""
+    name = path.rpartition("/")[2]
+    return name if len(name) <= _LONGEST_NAME else ""
 
 
 def _past_loader(argv: Sequence[str]) -> Sequence[str]:
