@@ -13,6 +13,7 @@
     └── AffinityError         the kernel refused a mask
         ├── ThreadGone        ESRCH, or another thread has the number by now: the thread has ended (normal)
         ├── CpuNotAllowed     EINVAL: no CPU of the mask is both online and in the thread's cpuset cgroup
+        ├── ThreadBound       EINVAL: the kernel lets no program set this thread's mask
         └── NotPermitted      EPERM
 
 Every error carries its evidence as attributes. The command line turns them into one line and a hint; nothing else
@@ -101,6 +102,12 @@ class CpuNotAllowed(AffinityError):
     def __init__(self, tid: int, cpus: CpuSet) -> None:
         super().__init__(tid, cpus, "none of them is online and in the thread's cpuset cgroup",
                          "see the cpuset of the cgroup in /proc/TID/cgroup")
+
+
+class ThreadBound(AffinityError):
+    def __init__(self, tid: int, cpus: CpuSet) -> None:
+        super().__init__(tid, cpus, "the kernel lets no program set the mask of this thread (PF_NO_SETAFFINITY)",
+                         "for an io_uring worker of a VMM use Linux 6.3 or newer, or another aio= for its disks")
 
 
 class NotPermitted(AffinityError):

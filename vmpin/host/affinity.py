@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VmThread
-from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadGone
-from vmpin.host.procfs import Procfs
+from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadBound, ThreadGone
+from vmpin.host.procfs import PF_NO_SETAFFINITY, Procfs
 
 #: A stat line is about 300 bytes; the 52 fields of 20 digits each that it could be at worst fit as well.
 _STAT_SIZE = 2048
@@ -52,8 +52,8 @@ def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
     :returns: the mask that the kernel shows afterwards, which may be smaller than requested.
     :raises ThreadGone: the thread has ended. If another thread took over its tid meanwhile, that thread's mask is put
         back.
-    :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup, or the thread is a kernel
-        thread that is bound to its CPU.
+    :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup.
+    :raises ThreadBound: the kernel lets no program set this thread's mask.
     :raises NotPermitted: EPERM or EACCES. :raises AffinityError: any other errno."""
     tid = thread.id.tid
     try:
@@ -65,7 +65,7 @@ def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
     try:
         if not _is_of(fd, thread):
             raise ThreadGone(tid, cpus)
-        before, outcome = _set(tid, cpus)
+        before, outcome = _set(proc, tid, cpus)
         if not lives(fd):
             _put_back(tid, before)
             raise ThreadGone(tid, cpus)
@@ -104,7 +104,7 @@ def _pin_together(proc: Procfs, masks: Sequence[tuple[VmThread, CpuSet]]) -> lis
             name = str(thread.id.tid)
             if name in listed or _is_in(tasks, thread):
                 listed = listed or set(os.listdir(tasks))
-                before, outcome = _set(thread.id.tid, cpus)
+                before, outcome = _set(proc, thread.id.tid, cpus)
                 changed.append((len(results), name, thread, before))
                 results.append(outcome)
             else:
@@ -123,18 +123,18 @@ def _pin_together(proc: Procfs, masks: Sequence[tuple[VmThread, CpuSet]]) -> lis
     return results
 
 
-def _set(tid: int, cpus: CpuSet) -> tuple[set[int], CpuSet | AffinityError]:
+def _set(proc: Procfs, tid: int, cpus: CpuSet) -> tuple[set[int], CpuSet | AffinityError]:
     """Set a mask. :returns: the mask before, empty if it was not changed; and the mask that the kernel shows now."""
     wanted = cpus.frozen()
     try:
         before = os.sched_getaffinity(tid)
         os.sched_setaffinity(tid, wanted)
     except OSError as err:
-        return set(), _translated(err, tid, cpus)
+        return set(), _translated(proc, err, tid, cpus)
     try:
         now = os.sched_getaffinity(tid)
     except OSError as err:
-        return before, _translated(err, tid, cpus)
+        return before, _translated(proc, err, tid, cpus)
     return before, cpus if now == wanted else CpuSet(now)
 
 
@@ -180,8 +180,20 @@ def _put_back(tid: int, mask: set[int]) -> None:
             os.sched_setaffinity(tid, mask)
 
 
-def _translated(err: OSError, tid: int, cpus: CpuSet) -> AffinityError:
+def _translated(proc: Procfs, err: OSError, tid: int, cpus: CpuSet) -> AffinityError:
     kinds = {errno.ESRCH: ThreadGone, errno.EPERM: NotPermitted, errno.EACCES: NotPermitted,
              errno.EINVAL: CpuNotAllowed}
     kind = kinds.get(err.errno or 0)
+    if kind is CpuNotAllowed and _is_bound(proc, tid):
+        return ThreadBound(tid, cpus)
     return AffinityError(tid, cpus, f"{err.strerror}") if kind is None else kind(tid, cpus)
+
+
+def _is_bound(proc: Procfs, tid: int) -> bool:
+    """Whether the kernel refuses any mask for a thread (kernel/sched/syscalls.c: sched_setaffinity), as for its
+    per-CPU threads and, from Linux 5.12 to 6.2, for the io_uring workers of a VMM (io_uring/io-wq.c:
+    io_init_new_worker)."""
+    with contextlib.suppress(OSError):
+        stat = proc.stat(tid)
+        return stat is not None and bool(stat.flags & PF_NO_SETAFFINITY)
+    return False

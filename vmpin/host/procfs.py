@@ -23,6 +23,7 @@ from vmpin.named_tuple import NamedTuple
 #: include/linux/sched.h
 PF_KTHREAD = 0x00200000
 PF_USER_WORKER = 0x00004000
+PF_NO_SETAFFINITY = 0x04000000
 #: Read sizes for /proc/PID/status: most are 1.5 kB; with 65536 groups (NGROUPS_MAX) it is below the second size.
 _STATUS, _LONGEST_STATUS = 8192, 1 << 20
 #: Read sizes for a command line: enough to recognize the program (a path has at most 4096 bytes), and the maximum.

@@ -18,7 +18,7 @@ from need import need_root
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
-from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadGone
+from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadBound, ThreadGone
 from vmpin.host import affinity
 from vmpin.host.affinity import pin, pin_threads
 from vmpin.host.procfs import Procfs
@@ -352,8 +352,8 @@ def test_a_kernel_thread_is_found_as_its_own_process() -> None:
     for pid in map(int, PROC.pids()):
         stat = PROC.stat(pid)
         if stat is not None and stat.kernel_thread and stat.comm == "ksoftirqd/0":
-            # It is bound to its CPU: the kernel refuses any mask.
-            with pytest.raises(CpuNotAllowed):
+            # It is bound to its CPU: the kernel refuses any mask, which is no matter of CPUs or cgroups.
+            with pytest.raises(ThreadBound, match=r"\(PF_NO_SETAFFINITY\)"):
                 pin(PROC, thread_of(pid, pid), ALLOWED)
             return
     pytest.skip("kernel threads are not in this PID namespace")
