@@ -115,6 +115,18 @@ def test_without_the_capability_the_reason_is_reported(node: NetworkNode) -> Non
     assert read_namespaces(node.proc, [pod.main], child).trouble == "needs CAP_SYS_ADMIN (run it as root)"
 
 
+def test_a_namespace_that_cannot_be_made_out_hides_no_other(node: NetworkNode) -> None:
+    pod, odd = node.sandbox(), 2**22 - 2
+    entry = Path(node.proc.root, str(odd))
+    (entry / "ns").mkdir(parents=True)
+    (entry / "ns/net").symlink_to(f"/proc/{pod.pid}/ns/net")
+    (entry / f"task/{odd}").mkdir(parents=True)
+    (entry / f"task/{odd}/stat").write_text(f"{odd} (x) S {'x ' * 50}")
+    found = read_namespaces(node.proc, [ThreadId(odd, 1), pod.main])
+    assert found.of.keys() == {pod.pid}
+    assert found.why[odd].startswith("ValueError: ")
+
+
 def test_this_process_never_leaves_its_namespace(node: NetworkNode) -> None:
     before = {tid: os.readlink(f"/proc/self/task/{tid}/ns/net") for tid in os.listdir("/proc/self/task")}
     pod = node.kata()
