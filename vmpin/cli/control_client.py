@@ -1,8 +1,11 @@
 """The client of the watcher's control socket, and the status document with or without a watcher."""
 
+from __future__ import annotations
+
 import contextlib
 import json
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of
@@ -10,8 +13,13 @@ from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError, WatcherError, WatcherStopped
 from vmpin.status.pod_arguments import NamedSandbox, PodMatch, only_match
 
+if TYPE_CHECKING:
+    import socket
+
 #: A running watcher answers in milliseconds; a stopped one never does.
 DEADLINE = 10.0
+#: For a whole answer (seconds): a peer that sends a byte now and then is no watcher.
+WHOLE = 60.0
 #: Bytes: the status of a thousand sandboxes has some 3 MB.
 MAX_ANSWER = 256 << 20
 #: Seconds without an answer after which a client looks whether the watcher is stopped.
@@ -20,11 +28,12 @@ _FIRST = 1.0
 Document = dict[str, Any]
 
 
-def ask_raw(config: Config, request: Document, has_direct: bool = False, deadline: float = DEADLINE) -> bytes | None:
+def ask_raw(config: Config, request: Document, has_direct: bool = False, deadline: float = DEADLINE,
+            whole: float = WHOLE) -> bytes | None:
     """The watcher's answer as bytes, None if no watcher runs.
 
     :param has_direct: the verb has the flag --direct, which the error then suggests.
-    :param deadline: for each part of the answer, in seconds.
+    :param deadline: for each part of the answer, in seconds. :param whole: for all of it.
     :raises WatcherError: the watcher does not answer; WatcherStopped: as it is stopped.
     :raises UsageError: it refuses the request.
     """
@@ -51,18 +60,13 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
                 _check_running(config, without)
                 connection.settimeout(max(deadline - _FIRST, 0.001))
                 part = connection.recv(1 << 20)
-            connection.settimeout(deadline)
-            received = bytearray()
-            while part:
-                received += part
-                if len(received) > MAX_ANSWER:
-                    raise WatcherError(f"{path}: the answer has more than {MAX_ANSWER >> 20} MiB", hint)
-                part = connection.recv(1 << 20)
+            answer = part + _rest(connection, deadline, time.monotonic() + whole) if part else b""
         except TimeoutError:
             raise WatcherError(f"{path}: the watcher does not answer within {deadline:.0f} s", hint) from None
         except OSError as err:
             raise WatcherError(f"{path}: the watcher hung up: {err.strerror}", hint) from err
-    answer = bytes(received)
+        except ValueError as err:
+            raise WatcherError(f"{path}: the answer {err}", hint) from None
     if not answer:
         raise WatcherError(f"{path}: the watcher hung up without an answer", hint)
     if not (answer.startswith(b"{") and answer.endswith(b"}\n")):  # it was killed meanwhile, or is another program
@@ -71,6 +75,26 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
         refusal = _parsed(answer, path)
         raise UsageError(printable(refusal["error"]), printable(refusal.get("hint", "")))
     return answer
+
+
+def _rest(connection: socket.socket, deadline: float, end: float) -> bytes:
+    """The rest of an answer. :param deadline: for each part (seconds). :param end: for all (time.monotonic()).
+    :raises OSError: TimeoutError too. :raises ValueError: it is too long or takes too long."""
+    received = bytearray()
+    while (left := end - time.monotonic()) > 0:
+        connection.settimeout(min(deadline, left))
+        try:
+            part = connection.recv(1 << 20)
+        except TimeoutError:
+            if left > deadline:
+                raise
+            break
+        if not part:
+            return bytes(received)
+        received += part
+        if len(received) > MAX_ANSWER:
+            raise ValueError(f"has more than {MAX_ANSWER >> 20} MiB")
+    raise ValueError("has not ended in time")
 
 
 def _no_place(path: str, err: OSError) -> WatcherError:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,25 @@ def test_a_watcher_that_does_not_answer_is_no_watcher_that_is_not_there(tmp_path
             control_client.ask_raw(config, {"op": "about"}, deadline=0.05)
         assert caught.value.hint == "read its log: journalctl -u vmpin"
     assert control_client.ask_raw(config, {"op": "about"}) is None
+
+
+def test_an_answer_that_drips_is_given_up(tmp_path: Path) -> None:
+    config = settings.load(None, {}, {"paths.run": str(tmp_path)})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(config.paths.control_socket))
+        listener.listen(8)
+
+        def drip() -> None:
+            with listener.accept()[0] as client, contextlib.suppress(OSError):
+                for _ in range(600):
+                    client.sendall(b"{")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(WatcherError, match="has not ended in time"):
+            control_client.ask_raw(config, {"op": "about"}, whole=0.2)
+        thread.join()
 
 
 @pytest.mark.parametrize(("run", "why"), [("{file}", "Not a directory"), ("{file}" + "x" * 120, "path too long")])
