@@ -5,6 +5,7 @@ Exit codes: docs/exit-codes.md, and each verb's --help.
 
 import argparse
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -28,6 +29,11 @@ from vmpin.feature import features, present
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
 GONE = 141
+#: What to do about an error of the system that no command expects.
+_REMEDIES = {errno.EACCES: "use root", errno.EPERM: "use root", errno.ENOSPC: "free space there",
+             errno.EDQUOT: "free space there", errno.EMFILE: "raise its limit of open files (ulimit -n)",
+             errno.ENFILE: "close files: the machine has no more (sysctl fs.file-max)",
+             errno.ENOMEM: "free memory", errno.EROFS: "mount it writable, or name another place"}
 #: Verbs that run as services: an unexpected error of them is logged with its place.
 _SERVICES = ("watch", "reporter")
 
@@ -81,7 +87,7 @@ def _carry_out(arguments: Sequence[str]) -> int:
     except OSError as err:
         if os.environ.get("VMPIN_DEBUG"):
             raise
-        _complain(f"vmpin: {err}")
+        _complain_of(err)
         return 1
     except Exception as err:
         if os.environ.get("VMPIN_DEBUG") or named_verb(arguments) in _SERVICES:
@@ -125,6 +131,13 @@ def _not_taken(arguments: Sequence[str], word: str) -> UsageError:
     return UsageError(f"{verb} has no option {name}", did_you_mean(name, options, otherwise))
 
 
+def _complain_of(err: OSError) -> None:
+    """Print an error of the system, with its remedy where there is one."""
+    remedy = _REMEDIES.get(err.errno or 0, "with VMPIN_DEBUG=1 in the environment it shows where")
+    where = f"{os.fsdecode(err.filename)}: " if isinstance(err.filename, str | bytes) else ""
+    _complain(f"vmpin: {where}{err.strerror or err}", f"  {remedy}")
+
+
 def _complain(*lines: str) -> None:
     """Print to standard error. Control characters are escaped, because errors repeat arguments. A stream that is
     closed or on a full disk does not change the exit code."""
@@ -148,7 +161,7 @@ def _flushed(stream: TextIO, failed: bool = False) -> int:
         if isinstance(err, BrokenPipeError):
             return GONE
         if not failed:
-            _complain(f"vmpin: {err}")
+            _complain_of(err)
         return 1
     return 0
 

@@ -186,7 +186,7 @@ def test_an_output_on_a_full_disk_is_one_line_and_the_exit_code(words: list[str]
                               stderr=disk if full == "stderr" else subprocess.PIPE, check=False)
     assert done.returncode == code
     if code == 1:
-        assert done.stderr == "vmpin: [Errno 28] No space left on device\n"
+        assert done.stderr == "vmpin: No space left on device\n  free space there\n"
 
 
 #: Ctrl-C at the import of a module that the command line loads, before its first statement and while it runs a verb.
