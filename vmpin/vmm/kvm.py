@@ -12,10 +12,10 @@ from time import monotonic
 from vmpin.bounded import MAX_FD, MAX_PID, parse_whole
 from vmpin.host.procfs import Procfs, read_file
 
-#: ioctl on x86 and arm64 (and with arm64 every newer architecture).
-_IOCTL = frozenset(("16", "29"))
-#: include/uapi/linux/kvm.h: _IO(0xAE, 0x80)
-_KVM_RUN = "0xae80"
+#: ioctl on x86, on arm64 (and every newer architecture), on s390x and POWER.
+_IOCTL = frozenset(("16", "29", "54"))
+#: include/uapi/linux/kvm.h: _IO(0xAE, 0x80); the second on POWER (arch/powerpc/include/uapi/asm/ioctl.h: _IOC_NONE).
+_KVM_RUN = frozenset(("0xae80", "0x2000ae80"))
 _FD = r"anon_inode:kvm-vcpu:([0-9]{1,6})"
 _KVM = r"/dev/kvm|anon_inode:kvm-v(?:m|cpu:[0-9]+)"
 _MOST_FDS = 4096
@@ -56,7 +56,7 @@ def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
             running.append(tid)
             continue
         fields = call.split(None, 3)
-        if len(fields) < 3 or fields[0] not in _IOCTL or fields[2] != _KVM_RUN:
+        if len(fields) < 3 or fields[0] not in _IOCTL or fields[2] not in _KVM_RUN:
             continue
         fd = parse_whole(fields[1], MAX_FD, base=16)
         if fd is not None and (number := fds.get(fd)) is not None:

@@ -104,6 +104,12 @@ def test_kvm_run_on_arm_is_ioctl_29(unnamed: Fake) -> None:
     assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1}
 
 
+@pytest.mark.parametrize("call", ["54 0xc 0xae80 0x0", "54 0xc 0x2000ae80 0x0"])
+def test_kvm_run_on_s390x_and_power_is_ioctl_54(unnamed: Fake, call: str) -> None:
+    unnamed.thread(CPU0, call=call)
+    assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1}
+
+
 @pytest.mark.parametrize("call", [
     "16 0xc 0xae81 0x0", "16 0x3 0xae80 0x0", "16 zz 0xae80", "16", "", "-1 0x7f 0x7f", kvm_run(99), "17 0xc 0xae80"])
 def test_other_calls_are_not_kvm_run(unnamed: Fake, call: str) -> None:
