@@ -19,6 +19,8 @@ from vmpin.errors import SourceError
 
 #: No configuration that people or tools write is larger.
 MAX_BYTES = 1 << 20
+#: Bytes of one read: a file may be empty when its size is read, and filled when it is read (Kata writes in place).
+_LEAST_READ = 1 << 16
 _MAX_LINKS = 40
 _DEEPEST = 5  #: Levels of directories.
 #: O_NONBLOCK: opening a FIFO does not wait for its other end.
@@ -82,7 +84,7 @@ def read_regular(path: str | os.PathLike[str], most: int, *, follow: bool = Fals
     fd = open_regular(path, follow=follow)
     try:
         info = os.fstat(fd)
-        step, raw = min(info.st_size, most) + 1, b""
+        step, raw = max(min(info.st_size, most) + 1, _LEAST_READ), b""
         while len(raw) <= most and (part := os.read(fd, min(step, most + 1 - len(raw)))):  # it may grow meanwhile
             raw += part
         if len(raw) > most:
@@ -142,12 +144,12 @@ class Files:
         """Read the first `most` bytes of a file of any size; b"" if it cannot be read."""
         try:
             fd = open_regular(self.host(path))
+            try:
+                return os.read(fd, most)
+            finally:
+                os.close(fd)
         except (OSError, ValueError):
             return b""
-        try:
-            return os.read(fd, most)
-        finally:
-            os.close(fd)
 
     def text(self, path: str | Path) -> str | None:
         """Read a text file; None if it does not exist. :raises SourceError: as `read`, and if it is not UTF-8."""

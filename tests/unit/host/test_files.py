@@ -30,6 +30,27 @@ from vmpin.runtime.oci import read_bundle
 from vmpin.sources.spool import Spool
 
 
+def test_a_file_that_is_filled_after_its_size_was_read_takes_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kata writes its files in place; those of /proc have no size at all."""
+    reads, read = 0, os.read
+
+    def counted(fd: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return read(fd, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", counted)
+        content, info = read_regular("/proc/self/status", 1 << 20)
+    assert (info.st_size, content[:5], reads) == (0, b"Name:", 2)
+
+
+def test_the_beginning_of_a_file_with_a_broken_block_is_empty() -> None:
+    with pytest.raises(OSError, match="Input/output error"):
+        read_regular("/proc/self/mem", 16)
+    assert Files().beginning("/proc/self/mem", 16) == b""
+
+
 def test_a_file_is_read_and_a_missing_one_is_none(tmp_path: Path) -> None:
     files = Files(make_tree(tmp_path, "etc/a.conf = x\n"))
     assert files.read("/etc/a.conf") == b"x\n"
