@@ -92,19 +92,21 @@ class Sysfs:
                 return self._isolated_below(root)
         return EMPTY
 
-    def _isolated_below(self, parent: str) -> CpuSet:
+    def _isolated_below(self, root: str) -> CpuSet:
         """The CPUs of valid isolated partitions. Their parents are the root or partitions themselves, or pass CPUs to
-        them (remote partitions, since 6.7)."""
-        isolated, cgroups = EMPTY, list[str]()
-        with contextlib.suppress(OSError), os.scandir(parent) as entries:
-            cgroups = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
-        for path in cgroups:
-            kind = text_of(f"{path}/cpuset.cpus.partition")
-            if kind == "isolated":
-                isolated |= cpu_list(f"{path}/cpuset.cpus.effective") or EMPTY
-            handed = f"{path}/cpuset.cpus.exclusive"
-            if kind in ("isolated", "root") or (os.path.exists(handed) and text_of(handed)):
-                isolated |= self._isolated_below(path)
+        them (remote partitions, since 6.7). Their owner may nest them deeper than Python's functions."""
+        isolated, parents = EMPTY, [root]
+        while parents:
+            cgroups = list[str]()
+            with contextlib.suppress(OSError), os.scandir(parents.pop()) as entries:
+                cgroups = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            for path in cgroups:
+                kind = text_of(f"{path}/cpuset.cpus.partition")
+                if kind == "isolated":
+                    isolated |= cpu_list(f"{path}/cpuset.cpus.effective") or EMPTY
+                handed = f"{path}/cpuset.cpus.exclusive"
+                if kind in ("isolated", "root") or (os.path.exists(handed) and text_of(handed)):
+                    parents.append(path)
         return isolated
 
     def _core(self, cpu: int) -> CpuSet:

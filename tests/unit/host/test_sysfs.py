@@ -9,6 +9,7 @@ topologies with cores, caches and nodes are made up in code. So nothing of it is
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -293,3 +294,21 @@ def test_source_and_licence_stand_in_the_file(name: str) -> None:
                     if line.startswith("#"))
     assert "Source: github.com/" in text
     assert "Licence: " in text
+
+
+def test_partitions_may_be_nested_deeper_than_functions(tmp_path: Path) -> None:
+    make_tree(tmp_path, "fs/cgroup/cgroup.controllers = cpuset\n")
+    made = [tmp_path / "fs/cgroup"]
+    try:
+        for _ in range(sys.getrecursionlimit() + 100):
+            os.mkdir(path := made[-1] / "a")
+            made.append(path)
+            (path / "cpuset.cpus.partition").write_text("root")
+        (made[-1] / "cpuset.cpus.partition").write_text("isolated")
+        (made[-1] / "cpuset.cpus.effective").write_text("2")
+        assert Sysfs(tmp_path).set_apart(CpuSet((1, 2)))[0] == CpuSet((2,))
+    finally:  # what removes temporary directories is recursive, too
+        for path in reversed(made):
+            for name in os.listdir(path):
+                os.unlink(path / name)
+            os.rmdir(path)
