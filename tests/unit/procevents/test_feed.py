@@ -315,6 +315,23 @@ async def test_an_event_that_cannot_be_handled_causes_a_full_pass(received: Rece
     assert "Too many open files" in caplog.text
 
 
+async def test_losses_again_and_again_are_one_warning(received: Received, caplog: pytest.LogCaptureFixture) -> None:
+    """Any user can execute programs faster than their events are read."""
+    caplog.set_level(logging.WARNING)
+    received.make(Timeouts(events_lost=0.0))
+
+    async def lose(name: str) -> None:
+        before = received.lost
+        with vmm(name):
+            await until(lambda: received.lost > before)
+
+    async with running(received):
+        received.fails = True
+        for name in "abc":
+            await lose(name)
+    assert caplog.text.count("a full pass follows") == 1
+
+
 class Short(Procfs):
     """No process can be read while it is `short` of descriptors."""
 
