@@ -56,6 +56,8 @@ class Originals:
         self._path = path
         self._boot = boot
         self._saved = ""
+        #: The error of the last attempt to write the file, "" without one.
+        self._trouble = ""
         self._changed = False
         #: By path.
         self.cgroups: Dict[str, Original] = {}
@@ -82,8 +84,9 @@ class Originals:
         self._changed = True
 
     def save(self) -> str:
-        """Write the file if anything has changed. :returns: the error, "" without one."""
-        if not self._changed:
+        """Write the file if anything has changed, or could not be written before. :returns: a new error, "" without
+        one."""
+        if not self._changed and not self._trouble:
             return ""
         text = json.dumps({
             "boot": self._boot, "cgroups": {path: kept.data() for path, kept in self.cgroups.items()},
@@ -92,12 +95,14 @@ class Originals:
             "left": [str(cpus) for cpus in self.left]}, separators=(",", ":"))
         self._changed = False
         if text == self._saved:
+            self._trouble = ""
             return ""
         try:
             file_io.replace(self._path, text, 0o600)
         except OSError as err:
-            return f"{self._path}: {err.strerror}"
-        self._saved = text
+            before, self._trouble = self._trouble, f"{self._path}: {err.strerror}"
+            return "" if self._trouble == before else self._trouble
+        self._saved, self._trouble = text, ""
         return ""
 
     def forget(self) -> None:

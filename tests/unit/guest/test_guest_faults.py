@@ -225,6 +225,19 @@ def test_where_a_real_cgroup_refuses_threads_are_pinned(tmp_path: Path) -> None:
         assert first.masks() == {"0-1"}
 
 
+def test_originals_that_could_not_be_written_are_written_later(tmp_path: Path) -> None:
+    with worker() as first:
+        root = write(tmp_path / "cgroup", {"cgroup.controllers": "memory"})
+        fill(root / "a", first)
+        in_the_way = tmp_path / "run/agent.json.part"
+        in_the_way.mkdir(parents=True)
+        put(one := agent(tmp_path), {"a": "1"})
+        in_the_way.rmdir()
+        put(one, {"a": "1"})
+        agent(tmp_path).answer(Unpin())
+        assert first.masks() == {"0-1"}
+
+
 def test_the_file_of_originals_is_void_after_a_boot(tmp_path: Path) -> None:
     with worker() as first:
         root = write(tmp_path / "cgroup", {"cgroup.controllers": "memory"})
