@@ -14,6 +14,8 @@ from process_masks import seen, union
 from real_containerd import VM, Containerd, suites
 from waiting import wait
 
+from vmpin.domain.terminal import ENDED
+
 pytest_plugins = ["given"]
 containerd, node = given_containerd.containerd, given_containerd.node
 pytestmark = pytest.mark.root
@@ -54,6 +56,31 @@ def test_a_vm_pod_is_followed_from_its_creation_to_its_end(suite: str, cpus: tup
         vm.remove()
         wait(lambda: node.sandbox(vm.id) is None, lambda: f"still there: {node.status()}")
         assert node.nri()["dropped"] == 0
+
+
+@pytest.mark.parametrize("suite", suites())
+def test_a_pod_that_has_ended_is_no_finding_until_it_is_removed(suite: str, cpus: tuple[str, str]) -> None:
+    """The kubelet keeps a finished pod's sandbox for hours. One that ended before the watcher started is not shown."""
+    with Containerd(suite) as containerd, CriNode(containerd) as node:
+        node.configure(node={"shared_pool": cpus[0]})
+        jobs = [containerd.pod(name, VM) for name in ("before", "since")]
+        for job in jobs:
+            job.container("main", cpus=cpus[1])
+        containerd.cri.stop_pod(jobs[0].id)
+        node.connect()
+        wait(lambda: [each["id"] for each in node.status()["sandboxes"]] == [jobs[1].id], lambda: f"{node.status()}")
+        containerd.cri.stop_pod(jobs[1].id)
+        wait(lambda: node.sandbox(jobs[1].id)["reasons"] == [ENDED], lambda: f"{node.status()}")
+        done = node.cli("verify")
+        assert (done.returncode, "1 sandbox has ended, not removed by the runtime yet" in done.stdout) == (0, True)
+        running = containerd.pod("running", VM)
+        running.container("main", cpus=cpus[1])
+        os.kill(running.pid, signal.SIGKILL)
+        wait(lambda: node.sandbox(running.id)["vmm"] is None, lambda: f"{node.sandbox(running.id)}")
+        assert node.cli("verify").returncode == 3, "a container runs, and no VMM is seen"
+        for job in jobs:
+            job.remove()
+        wait(lambda: [each["id"] for each in node.status()["sandboxes"]] == [running.id], lambda: f"{node.status()}")
 
 
 def test_an_update_that_the_runtime_refuses_changes_nothing(node: CriNode, cpus: tuple[str, str]) -> None:

@@ -21,7 +21,7 @@ from vmpin.cli.verbs import (
 )
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
-from vmpin.domain.terminal import REMOTE, number_of, pod_name, short_id
+from vmpin.domain.terminal import ENDED, RIGHTLY_ABSENT, number_of, pod_name, short_id
 from vmpin.errors import UnseenError
 from vmpin.feature import Comparison, features, present
 from vmpin.named_tuple import NamedTuple
@@ -40,8 +40,8 @@ findings:
   unknown owner  a pod has exclusive CPUs, and none of its containers is known; SANDBOX takes the pod's uid
 
 exit codes:
-  0  no finding; also if no VM sandbox runs, or if the operator has unpinned all of them or switched them off by
-     policy, which the output reports
+  0  no finding; also if no VM sandbox runs (the runtime may still list some that have ended), or if the operator
+     has unpinned all of them or switched them off by policy, which the output reports
   1  a finding, or a container on other CPUs than vmpin has given it
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and no thread could be compared (no VMM that vmpin recognizes,
@@ -191,8 +191,9 @@ def _print_drift(checked: Checked, titles: Mapping[str, str]) -> None:
 
 
 def _left_alone(sandbox: Document) -> bool:
-    """Whether nothing is to be compared: a sandbox is unpinned, off by policy, or its VM is on another machine."""
-    return sandbox["verdict"] == "off" and (bool(sandbox["threads"]) or REMOTE in sandbox["reasons"])
+    """Whether nothing is to be compared: a sandbox is unpinned, off by policy, on another machine, or has ended."""
+    return sandbox["verdict"] == "off" and (
+        bool(sandbox["threads"]) or not RIGHTLY_ABSENT.isdisjoint(sandbox["reasons"]))
 
 
 def _nothing(sandboxes: Sequence[Document]) -> tuple[str, str]:
@@ -214,7 +215,9 @@ def _without_drift(sandboxes: Sequence[Document], threads: Sequence[Document], n
         where = f" of namespace {namespace!r}" * bool(namespace)
         return f"no VM sandbox{where} runs on this node: nothing was compared"
     if not threads:
-        return f"none of {vms} has a running VMM: nothing was compared"
+        ended = sum(ENDED in sandbox["reasons"] for sandbox in sandboxes)
+        why = f" ({number_of(ended, 'sandbox has ended')}, not removed by the runtime yet)" * bool(ended)
+        return f"none of {vms} has a running VMM{why}: nothing was compared"
     if left == len(threads):
         why = ("unpinned, or off by policy" if all(map(_left_alone, sandboxes)) else
                "unpinned, unmanaged, not placed yet, or off by policy")

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datetime import datetime
 
-#: The reason of a sandbox that is off as its VM has no thread here.
+#: The reasons of sandboxes that are off and rightly have no thread here.
 REMOTE = "its VM runs on another machine (Kata's remote hypervisor)"
+ENDED = "it has ended, and the runtime has not removed it yet"
+RIGHTLY_ABSENT = frozenset((REMOTE, ENDED))
 
 
 def printable(text: object) -> str:

@@ -387,6 +387,17 @@ class NodeState:
         """Whether a sandbox's VMM runs, or Kata has state of it."""
         return sandbox in self.vms or sandbox in self.sources.sandboxes
 
+    def has_ended(self, sandbox: SandboxId) -> bool:
+        """Whether a sandbox has ended that the runtime still lists. containerd and CRI-O do so until the kubelet has
+        it removed, as late as its finished pod: without containers, and without a pid (containerd
+        internal/cri/nri/nri_api_linux.go, CRI-O server/nri-api.go). A resync a minute after its end forgets it."""
+        state = self.state.sandboxes.get(sandbox)
+        if (not self.sources.nri or state is None or not state.pod_by_nri or state.live()
+                or self.has_vm(sandbox) or sandbox in self.helped()):
+            return False
+        process = self.nri_input.processes.unrecognized(sandbox)
+        return process is None or not self.runs(process)
+
     def may_get_vm(self, sandbox: SandboxId) -> bool:
         """Whether to look for the VM of a sandbox without one. Where the kernel reports every new program, only if
         there is a sign of a VM: QEMU's -daemonize runs it in a forked child, which no event of a program reports."""

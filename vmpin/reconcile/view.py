@@ -169,6 +169,10 @@ class NodeView(Protocol):
     def has_vm(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox's VMM runs, or Kata has state of it. Any thread may call it."""
 
+    def has_ended(self, sandbox: SandboxId) -> bool:
+        """Whether a sandbox has ended that the runtime still lists: over NRI it reports no live container of it, and
+        no process of it runs."""
+
     def may_get_vm(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox has a VM, or may get one that no event reports. Any thread may call it."""
 

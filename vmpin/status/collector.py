@@ -16,7 +16,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import compare_with_pod_resources
 from vmpin.domain.model import ContainerId, SandboxId, VmThread
-from vmpin.domain.terminal import REMOTE
+from vmpin.domain.terminal import ENDED, REMOTE
 from vmpin.feature import features, present
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
@@ -144,6 +144,8 @@ def _why_absent(view: NodeView, sandbox: SandboxId) -> str:
     kata = view.kata(sandbox)
     if kata is not None and kata.remote:
         return REMOTE
+    if view.has_ended(sandbox):
+        return ENDED
     for impostor in view.impostors:
         if impostor.sandbox == sandbox:
             return f"{NOT_RUNNING}; process {impostor.thread.tid} of user {impostor.uid} poses as it, and is ignored"

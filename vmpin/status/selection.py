@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from vmpin.domain.terminal import REMOTE, short_id
+from vmpin.domain.terminal import RIGHTLY_ABSENT, short_id
 from vmpin.named_tuple import NamedTuple
 
 Document = Mapping[str, Any]
@@ -59,7 +59,7 @@ def _rank(sandbox: Document, conflicts: Collection[str]) -> int:
         return 0
     if sandbox["id"] in conflicts:
         return 1
-    if REMOTE in sandbox["reasons"]:
+    if not RIGHTLY_ABSENT.isdisjoint(sandbox["reasons"]):
         return _GOOD
     if sandbox["vmm"] is None or sandbox["verdict"] in ("waiting", "unmanaged"):
         return 2

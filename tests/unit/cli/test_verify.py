@@ -20,7 +20,7 @@ from need import need_root
 
 from vmpin.cli.verify import refuse_blind
 from vmpin.config import loading as config
-from vmpin.domain.terminal import REMOTE
+from vmpin.domain.terminal import ENDED, REMOTE
 
 
 def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:
@@ -104,6 +104,10 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(), [], 0, "no VM sandbox runs on this node: nothing was compared"),
     (status(sandbox("a")), [], 3, "none of 1 VM has a running VMM that vmpin recognizes: nothing was compared"),
     (status({**sandbox("a", verdict="off"), "reasons": [REMOTE]}), [], 0, "none of 1 VM has a running VMM: no"),
+    (status({**sandbox("a", verdict="off"), "reasons": [ENDED]}), [], 0,
+     "none of 1 VM has a running VMM (1 sandbox has ended, not removed by the runtime yet): nothing was compared"),
+    (status({**sandbox("a", verdict="off"), "reasons": [ENDED]}, sandbox("b", verdict="off")), [], 3,
+     "none of 2 VMs has a running VMM that vmpin recognizes: nothing was compared (its VMM does not run)"),
     (status(sandbox("a"), collisions=(collision("a", "b"),)), [], 1, "none of 1 VM has a running VMM: nothing was"),
     (status(sandbox("a"), sandbox("b", thread())), [], 0, "all 1 thread of 2 VMs are on their CPUs"),
     (status(sandbox("a", thread(), rivals=[7, 8])), [], 1, "CONTESTED: processes 7, 8 all name a as their VM"),

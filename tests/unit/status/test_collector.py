@@ -11,10 +11,14 @@ from newcomers import Machine, sandbox
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod
-from vmpin.domain.terminal import REMOTE
+from vmpin.domain.terminal import ENDED, REMOTE
+from vmpin.host import boottime
+from vmpin.reconcile.intake import take_nri
+from vmpin.sources.nri.nri_events import NriContainer, NriPod, Synced
 from vmpin.status import collector
 from vmpin.status.collector import WatcherStatus
 from vmpin.status.document import NOT_RUNNING, ThreadStatus
+from vmpin.wire.nri_enums import RUNNING
 
 pytest_plugins = ["given_unit"]
 
@@ -137,6 +141,36 @@ def test_a_vm_on_another_machine_is_no_vmm_that_is_missing(machine: Machine) -> 
         machine.resync()
         entry = entries(machine)[sandbox("a")]
         assert (entry["verdict"], entry["reasons"]) == ("off", [why])
+
+
+def test_a_pod_that_has_ended_and_is_not_removed_is_no_vmm_that_is_missing(machine: Machine) -> None:
+    """A runtime lists it without containers and without a pid."""
+    name, node_state = sandbox("a"), machine.node_state
+    main = NriContainer(ContainerId("c1"), name, "main", RUNNING, None, {}, 0)
+
+    def listed(*containers: NriContainer, pid: int = 0) -> object:
+        pod = NriPod(name, "job", "demo", "u-1", "kata-qemu", pid, {}, "/kubepods/pod1")
+        take_nri(node_state, [Synced((pod,), containers, boottime.now())])
+        node_state.nri_list_came()
+        return entries(machine)[name]["reasons"]
+
+    assert listed(main) == [NOT_RUNNING]
+    assert listed() == [ENDED]
+    assert entries(machine)[name]["verdict"] == "off"
+    unknown = machine.process("new-vmm", "-id", name)
+    assert listed(pid=unknown.pid) == [NOT_RUNNING]
+    unknown.kill()
+    unknown.wait()
+    assert listed() == [ENDED]
+    shim = machine.shim("a")
+    machine.reconciler.inspect_process(shim.pid)
+    assert listed() == [NOT_RUNNING]
+    shim.kill()
+    shim.wait()
+    machine.reconciler.inspect_process(shim.pid)
+    assert listed() == [ENDED]
+    node_state.nri_connection_lost()
+    assert entries(machine)[name]["reasons"] == [NOT_RUNNING], "a container may have been created since"
 
 
 def test_a_vmm_of_any_name_is_placed_once_it_has_kvm_open(machine: Machine) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.finding import CheckResult, Level, bad, ok, several, unknown, warn
-from vmpin.domain.terminal import as_written, number_of
+from vmpin.domain.terminal import ENDED, as_written, number_of
 from vmpin.status.health import alive
 
 _START = "`vmpin install service --now`, or the chart (`vmpin help kubernetes`)"
@@ -254,7 +254,9 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
     if waiting:
         return ok(f"{number_of(len(listing), 'sandbox')}; {waiting} of them wait: for the kubelet or the runtime to "
                   "rewrite a cpuset, or for vCPU threads to be identified", *evidence)
-    return ok(f"{number_of(len(listing), 'sandbox')}, every thread in place" if listing else
+    ended = sum(ENDED in sandbox["reasons"] for sandbox in listing)
+    why = f"; {number_of(ended, 'sandbox has ended')}, not removed by the runtime yet" * bool(ended)
+    return ok(f"{number_of(len(listing), 'sandbox')}, every thread in place{why}" if listing else
               "no VM sandbox runs on this node", *evidence)
 
 

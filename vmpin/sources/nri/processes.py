@@ -12,7 +12,9 @@ from vmpin.domain.events import ContainerSeen, Source
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.host.procfs import Procfs
 from vmpin.sources.nri.nri_events import NriContainer, NriPod
-from vmpin.sources.pids import owner_of
+from vmpin.sources.pids import PidOwner, owner_of
+
+_NONE = 0, PidOwner()
 
 
 class NriProcesses:
@@ -20,8 +22,8 @@ class NriProcesses:
 
     def __init__(self, proc: Procfs, later: bool = False) -> None:
         self._proc, self._later = proc, later
-        #: The pid of each pod, and its VMM; None for a pod whose process is no VMM, such as runc's pause process.
-        self._pods: dict[SandboxId, tuple[int, ThreadId | None]] = {}
+        #: The pid of each pod, and the process: its VMM, or another one, such as runc's pause process.
+        self._pods: dict[SandboxId, tuple[int, PidOwner]] = {}
         #: The processes that were not looked up yet: pod, pid, and when it was reported (CLOCK_BOOTTIME ns).
         self._postponed: dict[ContainerId, tuple[SandboxId, int, int]] = {}
 
@@ -30,22 +32,26 @@ class NriProcesses:
         :raises OSError: as `owner_of`."""
         if sandbox is not None and sandbox.vmm is not None and sandbox.vmm.tid == pod.pid:
             return sandbox.vmm
-        pid, vmm = self._pods.get(pod.id, (0, None))
+        pid, owner = self._pods.get(pod.id, _NONE)
         if pid == pod.pid:
-            return vmm
+            return owner.vmm
         owner = owner_of(pod.pid, self._proc, pod.id)
         # A process without arguments may be in the middle of executing a VMM, and a shim is no pod's own process.
         if owner.vmm is not None or (owner.init is not None and self._proc.beginning(pod.pid)):
-            self._pods[pod.id] = pod.pid, owner.vmm
+            self._pods[pod.id] = pod.pid, owner
         return owner.vmm
+
+    def unrecognized(self, pod: SandboxId) -> ThreadId | None:
+        """The process of a pod that was reported last, if it is neither a VMM nor a shim; it may have ended."""
+        return self._pods.get(pod, _NONE)[1].init
 
     def init_of(self, container: NriContainer, sandbox: SandboxState | None, time_ns: int) -> ThreadId | None:
         """A container's first process on the host; None for a container in a VM, and for one that is left to
         `postponed`: without a cpuset of its own, in a pod that is no VM, it is not needed before the next resync.
         :param sandbox: its pod in the state. :param time_ns: when it was reported (CLOCK_BOOTTIME).
         :raises OSError: as `owner_of`."""
-        pid, vmm = self._pods.get(container.pod, (0, None))
-        vmm = vmm or (sandbox and sandbox.vmm)
+        pid, owner = self._pods.get(container.pod, _NONE)
+        vmm = owner.vmm or (sandbox and sandbox.vmm)
         if not container.pid or (vmm is not None and vmm.tid == container.pid):
             return None
         record = sandbox and sandbox.containers.get(container.id)
