@@ -70,7 +70,7 @@ def status(*sandboxes: dict[str, Any], **node: Any) -> dict[str, Any]:
                                        "vhost": "apart", "emulator": "apart", "virtiofsd": "apart",
                                        "shim": "apart"},
             "node": {"online": "0-7", "shared_pool": "0-1", "exclusive": "2-3", "owners": [], "unknown_owners": [],
-                     "collisions": [],
+                     "collisions": [], "names": {},
                      "disagreements": [], **node},
             "sources": {"nri": {"state": "connected to containerd", "events": 3, "last_error": ""}, "kubelet": None},
             "sandboxes": list(sandboxes)}

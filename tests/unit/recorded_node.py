@@ -92,7 +92,7 @@ def status() -> dict[str, Any]:
                      "impostors": [], "disagreements": [], "collisions": [{
                          "cpu": 48, "sandboxes": [DB, SHOP],
                          "what": f"exclusive to {MAIN} of {DB}, but 1 thread of {SHOP} may run there (thread 4125, "
-                                 "vcpu)"}]},
+                                 "vcpu)"}], "names": {}},
             "features": {}, "state_file": {"save_trouble": "", "load_trouble": "", "unknown_originals": 0},
             "sources": {"nri": {"state": "connected", "connects": 1, "syncs": 1, "events": 31, "refused": 0,
                                 "dropped": 0, "unknown": 0, "overflows": 0, "last_error": ""},

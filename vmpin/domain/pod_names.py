@@ -21,6 +21,7 @@ def names_of(document: Mapping[str, Any]) -> dict[str, str]:
     """The names in a status document by id: `namespace/pod` by sandbox id, a container's name by its id."""
     names = {container["id"]: container["name"] for sandbox in document["sandboxes"]
              for container in sandbox.get("containers", ()) if container["name"]}
+    names |= document["node"].get("names", {})
     names |= {owner["container"]: owner["name"] for owner in document["node"].get("owners", ()) if owner.get("name")}
     return names | {entry[key]: pod_name(entry.get("pod"), short_id(entry[key]))
                     for key, many in (("sandbox", document["node"].get("owners", ())), ("id", document["sandboxes"]))

@@ -69,6 +69,7 @@ def document(view: NodeView, watcher: WatcherStatus | None = None, only: Sandbox
     last = None if hook is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + hook)
     listing = shown(view)
     collisions = find_collisions(view.ownership, {sandbox.id for sandbox in listing})
+    colliding = {sandbox for collision in collisions for sandbox in collision.sandboxes}
     for sandbox, vm, threads in visited(view, listing):
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
@@ -82,7 +83,8 @@ def document(view: NodeView, watcher: WatcherStatus | None = None, only: Sandbox
             "node": node_data(view.node, view.ownership,
                               with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt),
                               _owners(view), _disagreements(view), _impostors(view), view.unknown_owners.values(),
-                              view.rulings.authorities, view.rivals),
+                              view.rulings.authorities, view.rivals)
+            | {"names": names_by_id(sandbox for sandbox in view.sandboxes.values() if sandbox.id in colliding)},
             "sources": {"nri": None if watcher is None else watcher.nri, "kubelet": _kubelet(view),
                         "new_threads": None if watcher is None else watcher.proc_events,
                         "hooks": {**{result: view.counters.hooks[result] for result in ("applied", "refused")},
@@ -103,6 +105,16 @@ def shown(view: NodeView) -> list[SandboxState]:
     vms = view.vm_sandboxes()
     return sorted((sandbox for sandbox in view.sandboxes.values() if sandbox.id in view.vms or (
         sandbox.id in vms and fnmatchcase(sandbox.id, view.config.watch.pattern))), key=_order)
+
+
+def names_by_id(sandboxes: Iterable[SandboxState]) -> dict[str, str]:
+    """`namespace/pod` by sandbox id and by the pod's uid, and a live container's name by its id."""
+    names: dict[str, str] = {}
+    for sandbox in sandboxes:
+        names |= {container.id: container.name for container in sandbox.live() if container.name}
+        if sandbox.pod is not None:
+            names[sandbox.id] = names[sandbox.pod.uid] = f"{sandbox.pod.namespace}/{sandbox.pod.name}"
+    return names
 
 
 def _order(sandbox: SandboxState) -> tuple[bool, str, str, str]:

@@ -10,7 +10,8 @@ from newcomers import Machine, sandbox
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
-from vmpin.domain.model import Container, ContainerId, Pod
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
+from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import ENDED, REMOTE
 from vmpin.host import boottime
 from vmpin.reconcile.intake import take_nri
@@ -88,6 +89,22 @@ def test_a_sandbox_of_runc_is_no_vm_and_is_shown_among_the_pods_alone(machine: M
     assert isinstance(pods, list)
     assert {"sandbox": runc, "pod": {"namespace": "shop", "name": "web", "uid": "u-1"}, "containers": [
         {"id": "c1", "name": "app", "pause": False}]} in pods
+
+
+def test_a_collision_names_pods_and_containers_of_runc_on_either_side(machine: Machine) -> None:
+    """Of a shared one without a VM the document has no entry else."""
+    for number, (pod, cpus) in enumerate((("web", machine.other), ("db", machine.both))):
+        name = SandboxId(f"{number}" * 64)
+        machine.node_state.apply_events([
+            SandboxSeen(name, "nri", Pod("shop", pod, f"u-{number}"), handler="runc"),
+            ContainerSeen(name, Container(ContainerId(f"{number + 2}" * 64), "main", cpus), Source.NRI, 1)])
+    machine.reconciler.place()
+    document = collector.document(machine.reconciler.view)
+    node = document["node"]
+    assert isinstance(node, dict)
+    (found,) = node["collisions"]
+    assert with_names(found["what"], names_of(document)) == (
+        "exclusive to main of shop/web, but in the shared cpuset of main of shop/db")
 
 
 def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) -> None:

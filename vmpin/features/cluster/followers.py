@@ -28,7 +28,7 @@ from vmpin.install.own_version import installed_version
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.view import NodeView
 from vmpin.status import health
-from vmpin.status.collector import sandbox_entry, shown, visited
+from vmpin.status.collector import names_by_id, sandbox_entry, shown, visited
 from vmpin.status.document import trespasses, with_doubts
 from vmpin.status.health import SourceHealth
 
@@ -197,7 +197,7 @@ class Survey:
     def take(self, view: NodeView, guest: Callable[[SandboxId], GuestData | None]) -> Iterator[None]:
         """Survey a sandbox at each step. :param guest: the reports from guests."""
         collisions = []
-        names = _names(view)
+        names = names_by_id(view.sandboxes.values())
         listing = shown(view)
         yield
         for sandbox, vm, threads in visited(view, listing):
@@ -206,7 +206,7 @@ class Survey:
             self.sandboxes[sandbox.id] = brief(entry, sandbox.suspended, names)
             yield
         collisions += find_collisions(view.ownership, {sandbox.id for sandbox in listing})
-        names = _names(view)  # pods may have come since
+        names = names_by_id(view.sandboxes.values())  # pods may have come since
         node, own = view.node, view.ownership
         collisions = with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt)
         self.node = {"online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
@@ -233,16 +233,6 @@ def brief(entry: Mapping[str, Any], suspended: bool, names: Mapping[str, str]) -
                             "exclusive": container["exclusive"], "vcpus": container["vcpus"],
                             "guest": (container["guest"] or {}).get("text")}
                            for container in entry["containers"] if not container["pause"]]}
-
-
-def _names(view: NodeView) -> dict[str, str]:
-    """`namespace/pod` by sandbox id and by the pod's uid, a container's name by its id; also of pods without a VM."""
-    names: dict[str, str] = {}
-    for sandbox in view.sandboxes.values():
-        names |= {container.id: container.name for container in sandbox.live() if container.name}
-        if sandbox.pod is not None:
-            names[sandbox.id] = names[sandbox.pod.uid] = f"{sandbox.pod.namespace}/{sandbox.pod.name}"
-    return names
 
 
 def _topology(topology: Topology) -> dict[str, object]:
