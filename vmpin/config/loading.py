@@ -122,10 +122,14 @@ def _from(environment: Mapping[str, str], faults: list[ConfigError]) -> dict[Set
 
 
 def _is_there(path: Path) -> bool:
+    # Not Path.exists(): from Python 3.14 on a file that may not be looked at does not exist by it.
     try:
-        return path.exists()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError:
-        return True  # hidden from this user: reading it shows why
+        pass  # hidden from this user: reading it shows why
+    return True
 
 
 def _read(path: Path, faults: list[ConfigError], warnings: list[ConfigError]) -> dict[str, object]:

@@ -81,11 +81,14 @@ def test_a_file_that_was_asked_for_has_to_be_there(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}/none.yaml: cannot be read: No such file or directory"
 
 
+@pytest.mark.parametrize(("name", "why"), [("x" * 300, "File name too long"),
+                                           ("loop", "Too many levels of symbolic links")])
 def test_a_default_file_that_cannot_be_looked_at_is_an_error_not_a_default(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As below an /etc/vmpin that is closed to this user; a name too long fails for root, too."""
-    monkeypatch.setattr(settings, "DEFAULT_FILE", tmp_path / ("x" * 300))
-    with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
+    """As below an /etc/vmpin that is closed to this user; these fail for root, too."""
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setattr(settings, "DEFAULT_FILE", tmp_path / name)
+    with pytest.raises(ConfigError, match=f"cannot be read: {why}"):
         settings.load(None, {}, {})
 
 
