@@ -21,9 +21,9 @@ from vmpin.config import loading
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import ConfigError, SourceError
 from vmpin.features.common.kubelet_config import kubelet_config
-from vmpin.host import daemons
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
+from vmpin.host.tuned_profile import tuned_profile
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_file import sealed
 from vmpin.reconcile.state_format import SavedState, dumps, text_of
@@ -179,7 +179,7 @@ def test_tuneds_files(tmp_path: Path) -> None:
         profile.write_bytes(raw)
         (tmp_path / "etc/tuned/active_profile").write_bytes(raw if raw.startswith(b"/") else b"mine\n")
         files = Files(tmp_path)
-        return repr(daemons.tuned(files))
+        return repr(tuned_profile(files))
 
     spoil(load, [*absurd_lines(document, TOML, "="), *absurd_texts(), b"/" * 5000, b"/../../x\0"])
 

@@ -88,7 +88,8 @@ def _root_of(proc: Procfs, pid: str, root: str | Path) -> str:
 def scheduler_profile(root: str | Path) -> str | None:
     """tuned's active profile if it, or an included one, sets VMMs' masks (scheduler plugin); otherwise None."""
     from vmpin.domain.tuned_movers import movers  # rarely needed: keeps the watcher's memory small
-    from vmpin.host import daemons, files
+    from vmpin.host import files
+    from vmpin.host.tuned_profile import tuned_profile
 
-    tuned = daemons.tuned(files.Files(root))
+    tuned = tuned_profile(files.Files(root))
     return tuned.profile if movers(tuned) else None

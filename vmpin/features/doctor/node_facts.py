@@ -49,6 +49,7 @@ from vmpin.host.files import Files
 from vmpin.host.mounts import own_files
 from vmpin.host.procfs import Procfs, age, linux, read_file
 from vmpin.host.sysfs import Sysfs
+from vmpin.host.tuned_profile import tuned_profile
 from vmpin.reconcile import state_file
 from vmpin.runtime.engines import engines
 from vmpin.runtime.kata import KataState
@@ -279,8 +280,8 @@ def _tuned(proc: Procfs, files: Files, programs: Iterable[daemons.Program]) -> T
     """tuned's profile, in the files that tuned sees: it may run in a container (OpenShift's Node Tuning Operator)."""
     running = next((program for program in programs if program.name == "tuned"), None)
     if running is None:
-        return daemons.tuned(files)
-    return daemons.tuned(own_files(proc, running.pid, files), daemons.flag(running.argv, "profile", "p"))
+        return tuned_profile(files)
+    return tuned_profile(own_files(proc, running.pid, files), daemons.flag(running.argv, "profile", "p"))
 
 
 def _vm_processes(proc: Procfs, programs: Iterable[daemons.Program], status: Mapping[str, Any]) -> tuple[
