@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.domain.cpu_owner import CpuOwner
     from vmpin.domain.desired_state import SandboxState
-    from vmpin.domain.finding import Check
-    from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.model import SandboxId
-    from vmpin.domain.samples import RunListener, SampleSource
     from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
+    from vmpin.features.common.cpu_owner import CpuOwner
+    from vmpin.features.common.finding import Check
+    from vmpin.features.common.held_cpus import HeldCpus
+    from vmpin.features.common.samples import RunListener, SampleSource
+    from vmpin.features.common.scenario_values import ScenarioPart, ScenarioValues
     from vmpin.host.sockets import Stream
     from vmpin.host.sysfs import Sysfs
     from vmpin.reconcile.nic_nodes import NicFinder
     from vmpin.reconcile.view import NodeView
-    from vmpin.scenario.scenario_values import ScenarioPart, ScenarioValues
     from vmpin.sources.nri.nri_events import CpuDecider, NriEvent
     from vmpin.status.health import SourceHealth
     from vmpin.status.pod_arguments import NamedSandbox

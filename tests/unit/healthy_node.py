@@ -25,8 +25,8 @@ from vmpin.domain.facts import (
     RunDirectoryFacts,
     WatcherFacts,
 )
-from vmpin.domain.finding import CheckResult
 from vmpin.feature import features, present
+from vmpin.features.common.finding import CheckResult
 
 ALL = frozenset(("CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN", "CAP_CHOWN"))
 

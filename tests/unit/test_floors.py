@@ -27,7 +27,7 @@ FLOORS = {
     "errors": 1, "feature": 1, "domain": 1, "protocol": 1,
     "wire": 2, "placement": 2,
     "host": 3,
-    "vmm": 4, "runtime": 4, "config": 4, "scenario": 4, "install": 4,
+    "vmm": 4, "runtime": 4, "config": 4, "install": 4,
     "sources": 5, "authorities": 5, "pinning": 5,
     "reconcile": 6,
     "status": 7, "guests": 7,
@@ -42,7 +42,8 @@ AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "feature", "log", "nam
 SHARED = ("bounded", "cpuset", "named_tuple", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "named_tuple", "domain", "protocol", "wire", "placement",
-              "scenario",
+              *(f"features.common.{name}" for name in (
+                  "cpu_owner", "finding", "held_cpus", "samples", "scenario_values")),
               *(f"features.doctor.{name}" for name in (
                   "checks", "redact", "source_checks", "kata_checks", "node_checks", "rival_checks",
                   "service_checks")),

@@ -7,7 +7,7 @@ from healthy_node import facts, verdict
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.facts import CpuFacts, Daemon, FoundSetting, KubeletConfig, NodeFacts, OtherAllocator
-from vmpin.domain.finding import Level
+from vmpin.features.common.finding import Level
 
 GIVING = {"allocate.mode": "on", "allocate.reserved": "0"}
 

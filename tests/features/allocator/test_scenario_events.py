@@ -24,7 +24,7 @@ from vmpin.features.allocator.scenario_events import (
     read_events,
     read_pods,
 )
-from vmpin.scenario.scenario_values import ScenarioValues
+from vmpin.features.common.scenario_values import ScenarioValues
 
 VALUES = ScenarioValues("node.yaml")
 VALID = CpuSet.parse("0-15")

@@ -23,7 +23,7 @@ from vmpin.domain.facts import (
     VmProcess,
     WatcherFacts,
 )
-from vmpin.domain.finding import CheckResult, Finding, Level, several
+from vmpin.features.common.finding import CheckResult, Finding, Level, several
 from vmpin.features.doctor.checks import all_checks, examine
 from vmpin.features.doctor.service_checks import WAITING
 from vmpin.features.doctor.verbs.doctor import text

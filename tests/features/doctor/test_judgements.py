@@ -39,7 +39,7 @@ from vmpin.domain.facts import (
     Tuned,
     WatcherFacts,
 )
-from vmpin.domain.finding import Level
+from vmpin.features.common.finding import Level
 from vmpin.features.doctor.service_checks import WAITING
 
 

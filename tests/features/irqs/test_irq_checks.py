@@ -13,7 +13,7 @@ from trees import make_tree
 
 from vmpin.config.loading import load
 from vmpin.domain.facts import Daemon, Kernel
-from vmpin.domain.finding import CheckResult, Level
+from vmpin.features.common.finding import CheckResult, Level
 from vmpin.features.irqs.irq_facts import irq_facts
 
 RUNS = (Daemon("irqbalance", "irqbalance", 4),)

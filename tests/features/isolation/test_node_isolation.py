@@ -13,9 +13,9 @@ import pytest
 from metered import metered
 from strayed import Spinners, spinners
 
-from vmpin.domain.samples import RunListener
 from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart
+from vmpin.features.common.samples import RunListener
 from vmpin.features.isolation.isolation_observer import IsolationObserver
 from vmpin.features.isolation.node_isolation import NodeIsolation, foreign_families
 from vmpin.features.proof.residency_ledger import ResidencyLedger

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.cpu_owner import CpuOwner
+from vmpin.features.common.cpu_owner import CpuOwner
 from vmpin.features.isolation.others import Judgement, Kind, judge, lasting, owners_of, sandboxes_of
 from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.usage import SampledProcess, SampledThread, container_of

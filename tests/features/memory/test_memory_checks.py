@@ -7,7 +7,7 @@ from typing import Any
 
 from healthy_node import facts, sandbox, status, verdict
 
-from vmpin.domain.finding import Level
+from vmpin.features.common.finding import Level
 
 
 def memory(away: float | None, why: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from healthy_node import facts, sandbox, status, verdict
 
-from vmpin.domain.finding import Level
+from vmpin.features.common.finding import Level
 
 TAP = {"name": "tap0_kata", "kind": "tap", "queues": 1, "vhost": 1, "workers": [], "path": [],
        "nics": [{"name": "eno1", "device": "pci/a", "numa_node": 1}], "numa_node": 1, "note": ""}

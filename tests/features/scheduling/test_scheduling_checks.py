@@ -12,8 +12,8 @@ from healthy_node import facts, verdict
 from trees import make_tree
 
 from vmpin.config.loading import load
-from vmpin.domain.finding import CheckResult, Level
 from vmpin.domain.terminal import as_written
+from vmpin.features.common.finding import CheckResult, Level
 from vmpin.features.scheduling import FEATURE
 from vmpin.features.scheduling.scheduling_facts import restricted
 from vmpin.host.files import Files

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.domain.cpu_owner import CpuOwner
-    from vmpin.domain.finding import Check
-    from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.topology import Topology
+    from vmpin.features.common.cpu_owner import CpuOwner
+    from vmpin.features.common.finding import Check
+    from vmpin.features.common.held_cpus import HeldCpus
+    from vmpin.features.common.scenario_values import ScenarioPart, ScenarioValues
     from vmpin.host.sysfs import Sysfs
-    from vmpin.scenario.scenario_values import ScenarioPart, ScenarioValues
 
 
 #: What it adds to the end of other verbs' help.
@@ -173,8 +173,8 @@ def _watched_annotations(config: Config) -> Callable[[str], bool] | None:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.domain.finding import Check
     from vmpin.features.allocator.allocation_checks import allocation
+    from vmpin.features.common.finding import Check
 
     return [Check("allocation", "allocate.mode: other programs that give out CPUs, and what the scheduler counts",
                   allocation)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.features.allocator.grants.allocation_options import AllocationOptions, GroupRule
-    from vmpin.scenario.scenario_values import ScenarioValues
+    from vmpin.features.common.scenario_values import ScenarioValues
 
 _ALIGNMENT = values.one_of("node", "cache", "core", "socket", "node!", "cache!", "core!", "socket!")
 _MODES = values.one_of("off", "observe", "on")

@@ -10,8 +10,8 @@ import re
 from vmpin.bounded import parse_real
 from vmpin.cpuset import CpuSet, CpuSetError, union
 from vmpin.domain.facts import ALLOCATORS, KubeletConfig, NodeFacts
-from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of
+from vmpin.features.common.finding import CheckResult, bad, ok, several, unknown, warn
 
 _RESERVATIONS = ("systemReserved", "kubeReserved")
 _QUANTITY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(m?)")

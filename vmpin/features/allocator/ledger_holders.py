@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.cpu_owner import CpuOwner
-from vmpin.domain.held_cpus import CpuHolder, HeldCpus
 from vmpin.domain.terminal import printable
 from vmpin.features.allocator.allocation_report import free_text
+from vmpin.features.common.cpu_owner import CpuOwner
+from vmpin.features.common.held_cpus import CpuHolder, HeldCpus
 
 #: Names of a group's containers that a legend has.
 _NAMES = 6

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vmpin.domain.assignments import Assignments
-from vmpin.domain.finding import several
 from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
 from vmpin.features.allocator.allocation_report import AllocatorView, brief
@@ -26,6 +25,7 @@ from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.ledger_file import LedgerFile, ledger_authority
 from vmpin.features.allocator.vm_size import vm_size_of
 from vmpin.features.common import cri
+from vmpin.features.common.finding import several
 from vmpin.features.common.other_allocators import OtherAllocatorSearch
 from vmpin.host.daemons import programs
 from vmpin.host.files import Files

@@ -27,8 +27,8 @@ from vmpin.features.allocator.ledger_holders import held_cpus
 from vmpin.features.allocator.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 from vmpin.features.allocator.search.best_set import best_part
 from vmpin.features.allocator.search.cost_tables import cost_order
+from vmpin.features.common.scenario_values import PlayedPart
 from vmpin.named_tuple import NamedTuple
-from vmpin.scenario.scenario_values import PlayedPart
 
 #: Microseconds: the kubelet's (cpu.cfs_period_us).
 _PERIOD = 100_000

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from vmpin.cpuset import CpuSet
 from vmpin.features.allocator.grants.cpu_request import WISH_KEYS
+from vmpin.features.common.scenario_values import ScenarioValues
 from vmpin.named_tuple import NamedTuple
-from vmpin.scenario.scenario_values import ScenarioValues
 
 #: What a container that is created has, and what its pod has.
 CONTAINER_KEYS = ("cpus", "limit", "cpuset", *WISH_KEYS)

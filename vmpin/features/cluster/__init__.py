@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
 
 _ABOUT = """\
 Every node by its NodePinning, which the node's reporter writes (docs/kubernetes.md), with the rights of your
@@ -111,8 +111,8 @@ def _watch(watcher: Watcher) -> WatcherPart:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.domain.finding import Check
     from vmpin.features.cluster.reporter_check import reporter
+    from vmpin.features.common.finding import Check
 
     return [Check("reporter", "whether this node's reporter reaches the API server", reporter)]
 

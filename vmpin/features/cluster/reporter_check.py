@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import CheckResult, ok, warn
+from vmpin.features.common.finding import CheckResult, ok, warn
 
 
 def reporter(facts: NodeFacts) -> CheckResult:

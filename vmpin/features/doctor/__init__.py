@@ -16,7 +16,7 @@ from vmpin.feature import Feature
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
 
 #: Examples for the help of the program.
 _DOCTOR = ("  vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with "

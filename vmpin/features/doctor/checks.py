@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import Check, CheckResult, Finding, unknown
 from vmpin.feature import features, present
+from vmpin.features.common.finding import Check, CheckResult, Finding, unknown
 from vmpin.features.doctor import kata_checks, node_checks, rival_checks, service_checks, source_checks
 
 CHECKS = (

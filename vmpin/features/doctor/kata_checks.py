@@ -7,8 +7,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from vmpin.domain.facts import KataConfig, NodeFacts
-from vmpin.domain.finding import CheckResult, bad, denied, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of
+from vmpin.features.common.finding import CheckResult, bad, denied, ok, several, unknown, warn
 
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
 _READ = "run this as root; correct the named file"

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of
+from vmpin.features.common.finding import CheckResult, bad, ok, several, unknown, warn
 
 #: By capability, the effect of its absence.
 NEEDED = {

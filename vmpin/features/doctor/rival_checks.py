@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.tuned_movers import HELPERS, VMMS, mask_options, movers, spares_cgroup
+from vmpin.features.common.finding import CheckResult, bad, ok, several, unknown, warn
 
 #: By kind of daemon: its effect on masks, and the remedy. tuned has a check of its own.
 PINNERS = {

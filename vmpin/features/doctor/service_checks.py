@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import CheckResult, Level, bad, ok, several, unknown, warn
 from vmpin.domain.terminal import ENDED, as_written, number_of
+from vmpin.features.common.finding import CheckResult, Level, bad, ok, several, unknown, warn
 from vmpin.status.health import alive
 
 _START = "`vmpin install service --now`, or the chart (`vmpin help kubernetes`)"

@@ -9,8 +9,8 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.facts import CRIO_DEFAULT, Checkpoint, Engine, NodeFacts
-from vmpin.domain.finding import CheckResult, bad, denied, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of
+from vmpin.features.common.finding import CheckResult, bad, denied, ok, several, unknown, warn
 
 _POOL = ("set cpuManagerPolicy: static in the kubelet's configuration, or name the shared CPUs: node.shared_pool in "
          "/etc/vmpin/vmpin.yaml")

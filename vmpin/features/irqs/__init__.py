@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
     from vmpin.reconcile.view import NodeView
 
 
@@ -135,7 +135,7 @@ def _facts(config: Config, root: Path) -> Document:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
     from vmpin.features.irqs import irq_checks
 
     return [Check("irqs", "interrupts of devices on exclusive CPUs, and the kernel's other work there",

@@ -7,8 +7,8 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of
+from vmpin.features.common.finding import CheckResult, ok, several, unknown, warn
 
 _SHOWN = 20
 

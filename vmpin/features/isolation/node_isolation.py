@@ -15,8 +15,8 @@ from vmpin.reconcile.view import NodeView
 
 if TYPE_CHECKING:
     from vmpin.domain.model import SandboxId
-    from vmpin.domain.samples import SampleSource
     from vmpin.features.common.metric_families import Metric
+    from vmpin.features.common.samples import SampleSource
     from vmpin.features.isolation.books_database import IsolationKeeper
     from vmpin.features.isolation.isolation_observer import IsolationObserver
 

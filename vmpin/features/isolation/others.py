@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.cpu_owner import CpuOwner
 from vmpin.domain.terminal import pod_name, short_id
+from vmpin.features.common.cpu_owner import CpuOwner
 from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.usage import SampledProcess, SampledThread, container_of
 

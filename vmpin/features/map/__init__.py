@@ -10,8 +10,8 @@ from vmpin.feature import Document, Feature
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
-    from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.topology import Topology
+    from vmpin.features.common.held_cpus import HeldCpus
 
 _EXAMPLE = "  vmpin map                  a picture of the node's CPUs, their owners and the threads on them\n"
 

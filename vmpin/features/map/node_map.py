@@ -12,11 +12,11 @@ from itertools import groupby
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.held_cpus import HeldCpus
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
 from vmpin.feature import features, present
+from vmpin.features.common.held_cpus import HeldCpus
 
 #: Kinds of CPUs without an owner.
 SHARED, FREE, OFFLINE = "shared", "free", "offline"

@@ -11,8 +11,8 @@ from vmpin.feature import Document, Feature, WatcherPart
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.domain.finding import Check
     from vmpin.errors import ConfigError
+    from vmpin.features.common.finding import Check
 
 
 def _sections() -> Mapping[str, type[Any]]:
@@ -68,7 +68,7 @@ def _legend(sandbox: Document) -> str:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
     from vmpin.features.memory.memory_checks import memory
 
     return [Check("memory", "VMs whose memory is on another NUMA node than their vCPUs", memory)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of, pod_name, short_id
+from vmpin.features.common.finding import CheckResult, ok, several, unknown, warn
 from vmpin.features.memory.memory_text import summary
 
 #: The part of its memory that a VM may have elsewhere: the VMM's own program, page cache, a guest that was moved.

@@ -11,7 +11,7 @@ from vmpin.feature import Document, Feature
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
     from vmpin.features.network.vm_nics import VmNics
     from vmpin.host.procfs import Procfs
     from vmpin.reconcile.view import NodeView
@@ -66,7 +66,7 @@ def _legend(sandbox: Document) -> str:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
     from vmpin.features.network.network_checks import network
 
     return [Check("network", "vhost workers and iothreads far from their NIC or disk; queues without a vCPU", network)]

@@ -5,8 +5,8 @@ Pure."""
 from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import CheckResult, ok, several, unknown, warn
 from vmpin.domain.terminal import number_of, pod_name, short_id
+from vmpin.features.common.finding import CheckResult, ok, several, unknown, warn
 from vmpin.features.network.network_text import summary
 
 #: Reasons that end where this runs as root.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
-from vmpin.domain.samples import RunListener
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.features.common.cpu_times import Ran, Schedstat, process_ran
+from vmpin.features.common.samples import RunListener
 from vmpin.features.proof.residency_ledger import Proof, ResidencyLedger, StrayRun
 from vmpin.reconcile.view import NodeView
 from vmpin.vmm.virtual_machine import Process, Vm

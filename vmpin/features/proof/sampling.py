@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.domain.desired_state import SandboxState
     from vmpin.domain.model import SandboxId
-    from vmpin.domain.samples import RunListener
     from vmpin.features.common.metric_families import Metric
+    from vmpin.features.common.samples import RunListener
     from vmpin.features.proof.residency_ledger import ResidencyLedger
     from vmpin.features.proof.run_time_books import RunTimeBooks
     from vmpin.features.proof.sampler import Sampler

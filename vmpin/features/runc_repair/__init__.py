@@ -12,7 +12,7 @@ from vmpin.feature import Feature, WatcherPart
 
 if TYPE_CHECKING:
     from vmpin.daemon.watcher import Watcher
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
 
 
 def _sections() -> Mapping[str, type[Any]]:
@@ -31,7 +31,7 @@ def _watch(watcher: Watcher) -> WatcherPart | None:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
     from vmpin.features.runc_repair.runc_repair_check import runc_repair
 
     return [Check("runc-repair", "whether another program writes the cpusets that vmpin restores", runc_repair)]

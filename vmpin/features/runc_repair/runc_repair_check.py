@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vmpin.domain.facts import ALLOCATORS, NodeFacts
-from vmpin.domain.finding import CheckResult, bad, ok, several, unknown
+from vmpin.features.common.finding import CheckResult, bad, ok, several, unknown
 
 #: cri-resmgr rewrites cpusets before the runtime receives them, and vmpin restores what the runtime received. CMK sets
 #: masks alone. mixedcpu adds shared CPUs to those of a container that has exclusive ones, and vmpin does not take

@@ -10,11 +10,11 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement, Previous
+from vmpin.features.common.scenario_values import ScenarioPart
 from vmpin.named_tuple import NamedTuple
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.placement.rulings import inferred
-from vmpin.scenario.scenario_values import ScenarioPart
 
 
 class ScenarioSandbox(NamedTuple):

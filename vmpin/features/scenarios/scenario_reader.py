@@ -14,10 +14,10 @@ from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 from vmpin.feature import features
+from vmpin.features.common.scenario_values import MAX_COUNT, ScenarioValues
 from vmpin.features.scenarios.node_scenario import Scenario, ScenarioSandbox
 from vmpin.placement.ownership import Node
 from vmpin.placement.rules import PlacementRequest
-from vmpin.scenario.scenario_values import MAX_COUNT, ScenarioValues
 
 _KEYS = ("online", "cores", "caches", "sockets", "dies", "nodes", "distances", "kinds", "isolated", "devices")
 _KINDS = ("performance", "efficient")

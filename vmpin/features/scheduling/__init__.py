@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.domain.finding import Check
     from vmpin.domain.model import SandboxId
+    from vmpin.features.common.finding import Check
     from vmpin.features.scheduling.class_setter import ClassSetter
     from vmpin.reconcile.view import NodeView
 
@@ -169,7 +169,7 @@ def _facts(config: Config, root: Path) -> Document:
 
 
 def _checks() -> Sequence[Check]:
-    from vmpin.domain.finding import Check
+    from vmpin.features.common.finding import Check
     from vmpin.features.scheduling.scheduling_checks import vcpu_class
 
     return [Check("vcpu-class", "whether vCPUs can have a real-time class, and what limits them", vcpu_class)]

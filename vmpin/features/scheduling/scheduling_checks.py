@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.domain.finding import CheckResult, ok, warn
 from vmpin.domain.terminal import number_of
+from vmpin.features.common.finding import CheckResult, ok, warn
 
 _DROP_IN = "systemctl edit vmpin: [Service] RestrictRealtime=no, then systemctl restart vmpin (docs/scheduling.md)"
 

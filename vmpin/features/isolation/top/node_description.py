@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.cpu_owner import CpuOwner
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.feature import notes_on_cpus
+from vmpin.features.common.cpu_owner import CpuOwner
 from vmpin.features.isolation.others import changed_cpus, owned_by_cpu, owners_of, owns, sandboxes_of
 from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval

@@ -10,11 +10,11 @@ from vmpin.cli.output import print_data, print_text, table
 from vmpin.cli.verbs import answering, usable_config
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.domain.cpu_owner import CpuOwner
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import number_of, short_id
 from vmpin.errors import UnseenError
 from vmpin.feature import features, notes_on_cpus, present
+from vmpin.features.common.cpu_owner import CpuOwner
 from vmpin.features.isolation.others import (
     VERSION,
     Judgement,

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from vmpin.bounded import whole
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.domain.held_cpus import HeldCpus
 from vmpin.domain.model import valid_id
 from vmpin.errors import ConfigError
+from vmpin.features.common.held_cpus import HeldCpus
 from vmpin.named_tuple import NamedTuple
 
 #: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); no VM has more iothreads or queues than that either.
