@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from vmpin.domain.facts import Daemon
@@ -31,11 +31,14 @@ _ENVIRONMENT = {"k3s": ("K3S_CONFIG_FILE", "K3S_DATA_DIR"), "rke2": ("RKE2_CONFI
               "containerd": ("KATA_CONF_FILE", "PATH")}
 #: Daemons that often run in a container and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
-#: The index before the name of an NRI plugin that the runtime starts (NRI: plugin_path, /opt/nri/plugins).
-_INDEX = re.compile(r"[0-9]{2}-(?=.)")
+#: What stands around a program's name: the index of an NRI plugin that the runtime starts (NRI: plugin_path,
+#: /opt/nri/plugins), NixOS' marks of a script that it wraps (`.tuned-wrapped`), and the version of openSUSE's kubelet,
+#: of which /usr/bin/kubelet, a script, starts one of several (its package's kubelet.sh).
+_AROUND = re.compile(r"^[0-9]{2}-(?=.)|^\.(?=.+-wrapped$)|(?<=.)-wrapped$|(?<=^kubelet)1\.[0-9]+$")
 #: The common name for all other policies of nri-plugins.
 _NRI_POLICY = "nri-resource-policy"
-_INTERPRETER = re.compile(r"python[0-9.]*")
+#: RHEL 8's programs have a Python of their own, /usr/libexec/platform-python.
+_INTERPRETER = re.compile(r"(platform-)?python[0-9.]*")
 _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 
 
@@ -57,7 +60,7 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
         argv = proc.cmdline(pid)
         if len(argv) == 1:
             argv = argv[0].split(" ")  # a program that sets its title has all of it in one argument
-        name = next((word for word in _names(argv) if word in names), None)
+        name = next((word for word in names_of(argv) if word in names), None)
         if name is not None and (name in _FROM_A_POD or not proc.nested(pid)):
             running.append(Program(pid, name, argv, _environment(proc, pid, _ENVIRONMENT.get(name, ()))))
     return running
@@ -73,24 +76,25 @@ def _environment(proc: Procfs, pid: int, names: Sequence[str]) -> dict[str, str]
     return {name: value for name, value in pairs if value and name in names}
 
 
-def _names(argv: list[str]) -> Iterable[str]:
-    """The names of a program: the file name of argv[0] up to a space (k3s and rke2 set it to `k3s agent`), for an NRI
-    plugin also without its index, for a policy of nri-plugins also the common name, and for a Python interpreter the
+def names_of(argv: Sequence[str]) -> Iterator[str]:
+    """The names of a program: the file name of argv[0] up to a space (k3s and rke2 set it to `k3s agent`), also
+    without what stands around it, for a policy of nri-plugins also the common name, and for a Python interpreter the
     name of its script."""
     if not argv:
         return
     first = argv[0].partition(" ")[0].rpartition("/")[2]
+    plain = _AROUND.sub("", first)
     yield first
-    yield _INDEX.sub("", first, count=1)
-    if _INDEX.sub("", first, count=1).startswith(f"{_NRI_POLICY}-"):
+    yield plain
+    if plain.startswith(f"{_NRI_POLICY}-"):
         yield _NRI_POLICY
     if _INTERPRETER.fullmatch(first):
-        yield next((arg.rpartition("/")[2] for arg in argv[1:] if not arg.startswith("-")), "")
+        yield _AROUND.sub("", next((arg.rpartition("/")[2] for arg in argv[1:] if not arg.startswith("-")), ""))
 
 
 def kind_of(argv: list[str]) -> str:
     """The kind of daemon that a command line starts, "" for none."""
-    return next((DAEMONS[name] for name in _names(argv) if name in DAEMONS), "")
+    return next((DAEMONS[name] for name in names_of(argv) if name in DAEMONS), "")
 
 
 def flag(argv: Sequence[str], *names: str) -> str:

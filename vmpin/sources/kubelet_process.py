@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from vmpin.domain.distributions import is_kubelet
-from vmpin.host.daemons import flag
+from vmpin.host.daemons import flag, names_of
 from vmpin.host.procfs import Procfs
 
 #: For so long (s) the processes are not read again if none was a kubelet.
@@ -64,7 +64,7 @@ class KubeletProcess:
         contained = False
         for pid in self._proc.pids():
             argv = self._proc.beginning(pid).rstrip(b"\0").decode("utf-8", "replace").split("\0")
-            if not is_kubelet(argv[0].partition(" ")[0].rpartition("/")[2], argv):
+            if not any(is_kubelet(name, argv) for name in names_of(argv)):
                 continue
             starttime = self._starttime(pid)
             if starttime is None:

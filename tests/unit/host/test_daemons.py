@@ -39,6 +39,19 @@ def test_programs_are_known_by_their_first_argument_or_their_script(tmp_path: Pa
                                       Daemon("balloons", "nri-resource-policy-balloons", 9))
 
 
+@pytest.mark.parametrize(("line", "name"), [
+    ("/usr/bin/kubelet1.28|--config=/var/lib/kubelet/config.yaml", "kubelet"),  # openSUSE, by its kubelet.sh
+    ("/usr/libexec/platform-python|-Es|/usr/sbin/tuned|-l|-P", "tuned"),  # RHEL 8
+    ("/nix/store/1-python3/bin/python3.13|-Es|/nix/store/2-tuned/bin/.tuned-wrapped|-P", "tuned"),  # NixOS
+    ("/nix/store/3-irqbalance/bin/.irqbalance-wrapped", "irqbalance"),
+    ("/opt/nri/plugins/10-nri-resource-policy-balloons", "nri-resource-policy-balloons"),
+    ("/usr/bin/kubelet1", ""), ("/usr/bin/kubelet-1.28", ""), ("tuned-wrapper", ""), ("/usr/bin/10-", ""),
+    ("/usr/bin/platform-python|-m|pip", ""), ("-wrapped", "")])
+def test_distributions_put_something_around_a_programs_name(tmp_path: Path, line: str, name: str) -> None:
+    found = daemons.programs(proc(tmp_path, p7=line))
+    assert [program.name for program in found] == ([name] if name else [])
+
+
 def test_what_a_container_calls_a_kubelet_is_none(tmp_path: Path) -> None:
     """A daemon that works on the node from a pod of its own is found there all the same."""
     found = proc(tmp_path, p3="kubelet|--config=/etc/shadow", p4="/usr/bin/tuned", p5="irqbalance", p6="containerd")

@@ -16,7 +16,8 @@ from vmpin.sources.kubelet_process import PAUSE, KubeletProcess
     ("/usr/bin/kubelet|--config=/var/lib/kubelet/config.yaml", True), ("kubelet", True),
     ("/usr/local/bin/k3s server", True), ("/snap/microk8s/1/kubelite|--kubelet-args-file=x", True),
     ("/usr/local/bin/k3s|etcd-snapshot|save", False), ("/usr/local/bin/k3s etcd-snapshot save", False),
-    ("/usr/bin/kubelet|--version", False),
+    ("/usr/bin/kubelet1.28|--config=/var/lib/kubelet/config.yaml", True), ("/usr/bin/kubelet1.28|--version", False),
+    ("/usr/bin/kubelet|--version", False), ("/usr/bin/kubelet2", False),
     ("/usr/bin/microshift|run", True), ("/usr/bin/kubelet-proxy", False), ("sh|-c|kubelet", False)])
 def test_it_is_known_by_its_program_also_where_it_is_a_part_of_one(tmp_path: Path, command: str, runs: bool) -> None:
     process(tmp_path, 20, command)
