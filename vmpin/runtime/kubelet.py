@@ -7,7 +7,7 @@ of 1.37, V3 of 1.36 with pod level resources, and V2. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from vmpin.cpuset import EMPTY, CpuLists, CpuSet, CpuSetError
 from vmpin.domain.kubelet_cpus import CpuManagerState
@@ -19,6 +19,9 @@ NAME = "cpu_manager_state"
 MAX_BYTES = 1 << 20  #: A node full of pods has some 40 kB.
 #: Containers and pods with exclusive CPUs. The largest machines have some 2,000 CPUs, and no kubelet a thousand pods.
 MAX_ENTRIES = 1024
+#: So many pods with the very same CPUs, outside the shared pool, are system pods on CPUs that are reserved for them:
+#: StarlingX' kubelet lists these so (starlingx/integ: kubelet-cpumanager-infra-pods-use-system-reserved-CP.patch).
+SYSTEM_PODS = 3
 #: The most bytes for which checksums are computed, which takes some 0.1 µs per byte in Python.
 MAX_CHECKED = 64 << 10
 
@@ -67,8 +70,18 @@ def _contents(document: dict[str, object], where: str) -> CpuManagerState:
     for key, value in by_pod.items():
         folded = {name.lower(): cpus for name, cpus in value.items()} if isinstance(value, dict) else {}
         pods[_id(key, where)] = _cpus(lists, folded.get("cpuset"), f"{where}: pod entry {key}")
-    return CpuManagerState(policy, default, {key: cpus for key, cpus in entries.items() if cpus},
+    reserved = _reserved(entries, default)
+    return CpuManagerState(policy, default, {key: cpus for key, cpus in entries.items() if cpus not in reserved},
                            {uid: cpus for uid, cpus in pods.items() if cpus}, 3 if pods else 2)
+
+
+def _reserved(entries: Mapping[tuple[str, str], CpuSet], default: CpuSet) -> set[CpuSet]:
+    """The CPUs of entries that are no container's own: none, and those of system pods."""
+    pods: dict[CpuSet, set[str]] = {}
+    for (uid, _), cpus in entries.items():
+        pods.setdefault(cpus, set()).add(uid)
+    return {cpus for cpus, uids in pods.items()
+            if not cpus or (len(uids) >= SYSTEM_PODS and cpus.isdisjoint(default))}
 
 
 def _with_trouble(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState:

@@ -174,6 +174,24 @@ def test_what_cannot_be_true_at_once_is_reported(content: dict[str, Any], troubl
     assert parsed({"policyName": "static", "defaultCpuSet": "0-1", **content}).trouble == trouble
 
 
+def test_cpus_that_the_kubelet_reserves_for_system_pods_are_no_containers_own() -> None:
+    """StarlingX' kubelet lists its reserved CPUs for each container of a platform pod. The checksum is of the file."""
+    platform = {uid: {name: "0-1"} for uid, name in (
+        ("3f1c", "kube-proxy"), ("77ab", "calico-node"), ("9d02", "kube-multus"))}
+    entries = {**platform, "c4e1": {"app": "4-5"}}
+    dump = " ".join(f"{uid}:map[{name}:{cpus}]" for uid, names in sorted(entries.items())
+                    for name, cpus in names.items())
+    checksum = fnv32a(("(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)2-3,6-7 "
+                       f"Entries:(map[string]map[string]string)map[{dump}] Checksum:(checksum.Checksum)0}}").encode())
+    state = parsed({"policyName": "static", "defaultCpuSet": "2-3,6-7", "entries": entries, "checksum": checksum})
+    assert (state.trouble, state.checksum_ok) == ("", True)
+    assert state.entries == {("c4e1", "app"): CpuSet.parse("4-5")}
+    # Of two pods it is a fault of the kubelet, and so it is with CPUs of the pool.
+    two = {"policyName": "static", "defaultCpuSet": "2-7", "entries": {uid: platform[uid] for uid in ("3f1c", "77ab")}}
+    assert parsed(two).trouble == "CPUs 0-1 are exclusive to more than one pod"
+    assert "both exclusive and shared" in parsed({**two, "defaultCpuSet": "0-7", "entries": platform}).trouble
+
+
 # --- what cannot be believed -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("raw", "why"), [
