@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.facts import KataConfig, NodeFacts
 from vmpin.domain.terminal import number_of
 from vmpin.features.common.finding import CheckResult, bad, denied, ok, several, unknown, warn
@@ -120,18 +121,30 @@ def vcpus(facts: NodeFacts) -> CheckResult:
                     "start: each gets default_vcpus, however many CPUs its containers own",
                     "set static_sandbox_resource_mgmt = false for them, or default_vcpus to the largest pod",
                     *evidence)
-    largest = 0 if facts.checkpoint is None else facts.checkpoint.largest
+    largest = _most_exclusive(facts)
     small = [f"{setting.file}: {name} = {setting.value}" for config in facts.kata if config.read_by
              for name, setting in config.find("default_maxvcpus")
              if isinstance(setting.value, int) and 0 < setting.value < largest]
     if small:
-        return warn(f"a VM may have fewer vCPUs than a container here has CPUs ({largest}): the other CPUs stay "
+        return warn(f"a VM may have fewer vCPUs than a pod here has CPUs of its own ({largest}): the other CPUs stay "
                     "unused", "raise default_maxvcpus (0: as many as the node has CPUs)", *small, *evidence)
     if unread := _unread(facts):
         return unknown(f"the maximum number of vCPUs is unknown: {unread[0]}", *evidence, remedy=_READ)
     if static:
         evidence.append("sized at start: no vCPU backs CPUs that a pod gets later (in-place resize)")
     return ok("VMs can have as many vCPUs as their containers have CPUs", *evidence)
+
+
+def _most_exclusive(facts: NodeFacts) -> int:
+    """The most CPUs that a pod in a VM owns, by the status. Without a status those of a listed container or pod, which
+    may be runc's."""
+    if not facts.status:
+        return 0 if facts.checkpoint is None else facts.checkpoint.largest
+    own = {sandbox["id"]: EMPTY for sandbox in facts.sandboxes}
+    for owner in facts.status["node"]["owners"]:
+        if owner["sandbox"] in own:
+            own[owner["sandbox"]] |= CpuSet.parse(owner["cpus"])
+    return max(map(len, own.values()), default=0)
 
 
 def cgroup(facts: NodeFacts) -> CheckResult:
