@@ -47,7 +47,9 @@ def namespaces(facts: NodeFacts) -> CheckResult:
     initial_by_name = {"pid": rights.pid_ns, "user": rights.user_ns}
     evidence = [f"{name} namespace: {'the machine' if initial else 'not the machine'}'s own"
                 for name, initial in initial_by_name.items() if initial is not None]
-    if rights.pid_ns is False:
+    # With the container runtime in the same namespace as this command, all of the node is in a container.
+    contained = rights.pid_ns is False and not facts.sees and any(engine.pid for engine in facts.engines)
+    if rights.pid_ns is False and not contained:
         return bad(f"{rights.who} is in a pid namespace of its own: the VMMs of the node are invisible",
                    "in a pod: hostPID: true (config/kubernetes/vmpin.yaml)", *evidence)
     if rights.user_ns is False:
@@ -55,6 +57,9 @@ def namespaces(facts: NodeFacts) -> CheckResult:
                    "run it outside that namespace; in a pod without hostUsers: false", *evidence)
     if None in initial_by_name.values():
         return unknown("the namespaces cannot be read", *evidence)
+    if contained:
+        return ok(f"{rights.who} sees the processes of this node, which is a container itself (kind, LXD): VMs "
+                  "outside it are no part of the node", *evidence)
     return ok(f"{rights.who} sees the machine's processes", *evidence)
 
 
