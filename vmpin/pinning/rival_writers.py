@@ -22,6 +22,8 @@ _DAEMONS = {
     "libvirtd": (Cause.LIBVIRT, None),
     "virtqemud": (Cause.LIBVIRT, None),
 }
+#: NixOS wraps programs in scripts, and these start them under another name.
+_DAEMONS |= {f".{name}-wrapped"[:15]: daemon for name, daemon in _DAEMONS.items()}
 #: KubeVirt's launcher in a VM's own pod; the second name is cut to 15 characters.
 _LAUNCHERS = ("virt-launcher", "virt-launcher-m")
 

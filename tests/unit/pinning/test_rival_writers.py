@@ -53,6 +53,14 @@ def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
     assert not any(rival.sets(role) for rival in daemons if rival.cause is Cause.IRQBALANCE for role in ThreadRole)
 
 
+@pytest.mark.parametrize(("name", "cause"), [(".tuned-wrapped", Cause.TUNED), (".libvirtd-wrapp", Cause.LIBVIRT)])
+def test_nixos_wraps_daemons_in_scripts(tmp_path: Path, name: str, cause: Cause) -> None:
+    process(tmp_path / "proc", 10, name)
+    tuned(tmp_path, "p", "[scheduler]\nisolated_cores=2-3\n")
+    make_tree(tmp_path, "etc/tuned/active_profile = p")
+    assert [rival.cause for rival in rivals(Procfs(tmp_path / "proc"), tmp_path)] == [cause]
+
+
 def test_a_containers_process_with_a_daemons_name_is_no_rival(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     for pid, inside in ((10, "\t1"), (11, "")):
