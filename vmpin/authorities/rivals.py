@@ -91,14 +91,18 @@ class _Cpusets:
 
     def with_pool(self) -> Iterator[AuthorityRival]:
         """CPUs of an authority's shared pool that a container without CPUs of its own has to itself, beside other
-        pods. Not by DRA: its driver does not widen the cpusets of running containers when it releases a claim."""
+        pods. Not of a container with the whole pool, as it is given to all: the others may be system pods on reserved
+        CPUs (CRI-O's workloads). Not by DRA: its driver does not widen the cpusets of running containers when it
+        releases a claim."""
         pooled = next((ruling for ruling in self._rulings.by_rank if ruling.assignments.pool is not None), None)
         if pooled is None or pooled.authority == Rank.DRA.label:
             return
         sharing = [(pod, container) for pod, container in self._containers if container.id in self._alone
                    and not self._rulings.deciding(uid_of(pod.pod), container)[1]]
+        pool = (pooled.assignments.pool or EMPTY) & self._online
         for pod, container in sharing if len({pod.id for pod, _ in sharing}) > 1 else ():
-            if cpus := self._alone[container.id] & (pooled.assignments.pool or EMPTY):
+            cpus = self._alone[container.id] & pool
+            if cpus and not pool <= (container.cpuset or EMPTY):
                 yield AuthorityRival((pooled.authority, Rank.OBSERVED.label), cpus, (pod.id,),
                                      f"CPUs {cpus} are shared by {pooled.authority}, and another program gives them "
                                      f"to {_name(pod, container)} alone")

@@ -111,6 +111,10 @@ def test_two_pods_that_share_a_claim_are_no_rivals() -> None:
     ({"web": "2-3", "log": "0-1,4-7"}, static("0-1,4-7", web="2-3")),  # it is alone in the pool
     ({"web": "1-3", "log": "0-1,4-7", "shop": "0-1,4-7"}, static("0-1,4-7", web="2-3")),  # mixed CPUs
     ({"web": "2-3", "agent": "0", "log": "1,4-7", "shop": "1,4-7"}, static("1,4-7", web="2-3")),  # reserved CPUs
+    # The only pod with the pool, beside system pods on reserved CPUs: outside the pool (StarlingX), and within it
+    # (OpenShift's workload partitioning).
+    ({"web": "2-3", "agent": "0", "proxy": "0", "log": "1,4-7"}, static("1,4-7", web="2-3")),
+    ({"web": "2-3", "agent": "0-1", "proxy": "0-1", "log": "0-1,4-7"}, static("0-1,4-7", web="2-3")),
     ({"web": "2-3", "vm": None, "log": "0-1,4-7"}, static("0-1,4-7", web="2-3")),  # no cpuset of a VM's is known
     ({"a": "0-3", "b": "2-7", "c": "7"}, None)])  # nothing lists CPUs
 def test_what_one_authority_decides_is_no_rival(pods: dict[str, str | None], kubelet: CpuManagerState | None) -> None:
