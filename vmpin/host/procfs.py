@@ -128,6 +128,11 @@ def read_file(path: str, limit: int = 65536, within: int | None = None) -> bytes
         os.close(fd)
 
 
+def split_arguments(raw: bytes) -> list[str]:
+    """The arguments in the bytes of a command line."""
+    return raw.decode("utf-8", "replace").rstrip("\0").split("\0")
+
+
 def _target(link: str) -> str:
     """The target of a symbolic link; "" if it cannot be read."""
     try:
@@ -231,7 +236,7 @@ class Procfs:
             return []
         if len(raw) == BEGINNING:  # rare; a large buffer costs more than reading a typical command line
             raw = read_file(f"{self.root}/{pid}/cmdline", _LONGEST_CMDLINE) or b""
-        return raw.decode("utf-8", "replace").rstrip("\0").split("\0")
+        return split_arguments(raw)
 
     def tgid(self, pid: int) -> int | None:
         """The process of a thread id. /proc/TID exists for threads, too, although it is not listed."""

@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from vmpin.bounded import MAX_PID, parse_whole
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.procfs import BEGINNING, Procfs, read_file, split_arguments
 from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.arguments import go_flag, sandbox_id, served_sandbox
 from vmpin.vmm.vmm_type import VmmType
@@ -220,9 +220,11 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     nested = proc.nested(pid)
     if nested and not _serves_its_parent(proc, stat.ppid, beginning):
         return None
-    # Most arguments are the same for all VMs of a node, so they are interned.
-    argv = list(map(sys.intern, proc.cmdline(pid, beginning)))
     identity = ThreadId(int(pid), stat.starttime)
+    cut = (len(beginning) == BEGINNING and claimed is None and (before is None or before[0] != identity)
+           and _poses(proc, identity.tid, stat.ppid, beginning))
+    # Most arguments are the same for all VMs of a node, so they are interned.
+    argv = list(map(sys.intern, split_arguments(beginning) if cut else proc.cmdline(pid, beginning)))
     by_name = classify(argv)
     process = by_name or classify_by_arguments(argv) or _as_claimed(claimed, identity, argv)
     if process is None or (nested and (isinstance(process, VmmProcess) or process.role is not ThreadRole.VIRTIOFSD)):
@@ -242,6 +244,17 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     if process.sandbox is None and by_name is None and claimed is not None:
         process = process._replace(sandbox=claimed.sandbox)
     return identity, process, argv
+
+
+def _poses(proc: Procfs, pid: int, parent: int, beginning: bytes) -> bool:
+    """Whether a process with a long command line is another user's, and the shim of the sandbox that its beginning
+    names has not started it. It is judged by that beginning: parsing 128 KiB takes 50 ms, and a user may have a
+    thousand such processes."""
+    if not foreign_uid(proc, pid):
+        return False
+    argv = split_arguments(beginning)
+    process = classify(argv) or classify_by_arguments(argv)
+    return process is None or not _is_of_its_shim(proc, process, parent, beginning, None)
 
 
 def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId, argv: list[str]) -> VmmProcess | None:

@@ -13,7 +13,7 @@ from trees import make_tree, stat_line
 
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
-from vmpin.host.procfs import Procfs, Stat
+from vmpin.host.procfs import BEGINNING, Procfs, Stat
 from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, openvmm, qemu, stratovirt, vmms
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.process_table import MAX_IMPOSTORS, ROUNDS
@@ -206,6 +206,27 @@ def test_a_rootless_vmm_is_its_shims_or_claimed_by_kata(tmp_path: Path, evidence
     found = inventory(tmp_path, claims)
     assert set(found.vms) == ({SID} if counts else set())
     assert (100 in found.process_table.impostors) is not counts
+
+
+@pytest.mark.parametrize("argv", [
+    [*QEMU[:1], "-append", "x" * BEGINNING, *QEMU[1:]], [*ODD[:1], "sandbox-x", "x" * BEGINNING, *ODD[1:]]])
+def test_of_a_users_long_command_line_the_beginning_alone_counts(tmp_path: Path, argv: list[str]) -> None:
+    """Parsing 128 KiB takes 50 ms, and a user may have a thousand such processes."""
+    process(tmp_path, 100, argv, uid=USER)
+    assert inventory(tmp_path).process_table.impostors == {}
+    process(tmp_path, 100, argv)
+    assert (inventory(tmp_path).vms.keys() == {SID}) is (argv[0] == QEMU[0])
+
+
+def test_a_rootless_vmm_with_a_long_command_line_outlives_its_shim(tmp_path: Path) -> None:
+    long = [*QEMU, "-append", "x" * BEGINNING, "-smp", "2"]
+    process(tmp_path, 50, SHIM)
+    process(tmp_path, 100, long, parent=50, uid=USER)
+    found = inventory(tmp_path)
+    assert found.vms[SandboxId(SID)].vmm.argv == long
+    shutil.rmtree(tmp_path / "50")
+    found.scan({}, full=True)
+    assert found.vms[SandboxId(SID)].vmm.argv == long
 
 
 def test_a_rootless_virtiofsds_child_is_its_shims_too(tmp_path: Path) -> None:
