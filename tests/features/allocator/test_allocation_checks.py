@@ -38,6 +38,14 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     (facts(checkpoint=None, kubelet=KubeletConfig(), settings=GIVING), "unknown", "no kubelet"),
     (facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, cri_sockets=()), "warn",
      "CRI socket"),
+    # Canonical Kubernetes with a --containerd-base-dir, as its snap demands beside Docker, whose containerd is called.
+    (facts(checkpoint=None, settings=GIVING, kubelet=counted(
+        "1", containerRuntimeEndpoint="/var/snap/k8s/common/run/containerd/containerd.sock")), "warn",
+     "/var/snap/k8s/common/run/containerd/containerd.sock, and vmpin calls /run/containerd/containerd.sock"),
+    (facts(checkpoint=None, settings={**GIVING, "paths.cri": "/ck8s/run/containerd.sock"}, kubelet=counted(
+        "1", containerRuntimeEndpoint="unix:///ck8s/run/containerd.sock")), "ok", "7 are not reserved"),
+    (facts(checkpoint=None, settings=GIVING, kubelet=counted(
+        "1", containerRuntimeEndpoint="unix:///var/run/containerd/containerd.sock")), "ok", "7 are not reserved"),
     (facts(checkpoint=None, settings={**GIVING, "allocate.reserved": "0-7"}), "bad", "every online CPU"),
     (facts(checkpoint=None, settings=GIVING, nri_socket=False), "bad", "NRI is off"),
     (facts(checkpoint=None, settings=GIVING, daemons=(Daemon(

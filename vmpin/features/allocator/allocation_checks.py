@@ -82,8 +82,24 @@ def _counts(facts: NodeFacts, kept: CpuSet, evidence: list[str]) -> CheckResult:
     if not facts.cri_sockets:
         return warn("no CRI socket was found: CPUs that come back reach the shared containers only with the next "
                     "answer to the runtime", "name the container runtime's socket: paths.cri", *evidence)
+    if missed := _missed_socket(facts):
+        return warn(f"the kubelet's container runtime listens on {missed}, and vmpin calls "
+                    f"{several(facts.cri_sockets)}: CPUs that come back reach the shared containers only with the "
+                    "next answer to the runtime", f"set paths.cri: {missed}", *evidence)
     return ok(f"CPUs can be given out: {left}, and the scheduler gives out "
               f"{math.floor(allocatable)}", *evidence)
+
+
+def _missed_socket(facts: NodeFacts) -> str:
+    """The socket of the kubelet's container runtime, if it is set and none of those that are called by default; "" if
+    it is one of them."""
+    socket = _short(facts.kubelet.text("containerRuntimeEndpoint").removeprefix("unix://"))
+    called = not socket.startswith("/") or facts.settings.get("paths.cri") or socket in map(_short, facts.cri_sockets)
+    return "" if called else socket
+
+
+def _short(path: str) -> str:
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
 
 def _to_give(facts: NodeFacts, kept: CpuSet) -> tuple[int, list[str]]:

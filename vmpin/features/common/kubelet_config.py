@@ -1,6 +1,6 @@
 """The kubelet's own configuration: its file, the drop-ins beside it, and its flags.
 
-Only keys that concern CPUs are kept: other parts of these files hold secrets.
+Only keys that concern CPUs, and the runtime's socket, are kept: other parts of these files hold secrets.
 
 A kubelet by itself has its flags on the command line. k3s and RKE2 (pkg/configfilearg/parser.go,
 pkg/daemons/config/types.go, GetArgs) read `kubelet-arg` in config.yaml and its drop-ins, then on their own command
@@ -35,7 +35,7 @@ KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": 
         "cpu-manager-reconcile-period": "cpuManagerReconcilePeriod", "reserved-cpus": "reservedSystemCPUs",
         "system-reserved": "systemReserved", "kube-reserved": "kubeReserved",
         "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
-        "memory-manager-policy": "memoryManagerPolicy"}
+        "memory-manager-policy": "memoryManagerPolicy", "container-runtime-endpoint": "containerRuntimeEndpoint"}
 _KIND = "KubeletConfiguration"
 #: KubeEdge's (pkg/apis/componentconfig/edgecore/v1alpha2).
 _EDGE_KIND = "EdgeCore"
