@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: The most different masks of a sandbox that a log line lists.
 SHOWN = 16
+#: A VM's lines about masks that were refused or trimmed: so many, and then one in so many seconds.
+MOST_LINES, LINE_EVERY = 16, 60.0
 #: The entry in `VmMasks.requested` of a thread whose mask was never set.
 _NEVER: tuple[CpuSet | None, CpuSet | None] = None, None
 
@@ -46,6 +48,18 @@ class VmMasks:
         self.waits = ""
         #: Whether the next pass must compare each thread: a mask is not as placed, or has not been read back yet.
         self.open = True
+        #: Lines about refused and trimmed masks so far, and when the last one was logged (monotonic, seconds).
+        self._lines, self._logged_at = 0, 0.0
+
+    def log_level(self, level: int) -> int:
+        """The level of a line about a refused or trimmed mask: DEBUG for what exceeds the limit. Guests have their
+        VMMs create threads, for instance by writing to their disks, and none may fill the log."""
+        now = time.monotonic()
+        self._lines += 1
+        if self._lines > MOST_LINES and now - self._logged_at < LINE_EVERY:
+            return logging.DEBUG
+        self._logged_at = now
+        return level
 
 
 class Pinner:
@@ -198,7 +212,7 @@ class Pinner:
             if kept and got is not None:
                 self._keep(masks, result, got)
                 pinned[sandbox].append(got)
-        _log_refusals(refusals)
+        self._log_refusals(refusals)
         self.drift_tracker.record_repairs(results)
         for sandbox, shown in pinned.items():
             logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, len(shown), shown_masks(shown),
@@ -242,8 +256,9 @@ class Pinner:
                 masks.open = True  # another writer has changed it meanwhile: the next pass must compare it
             elif (outcome is Outcome.TRIMMED and not masks.waits
                     and masks.requested.get(identity) != (cpus, got)):
-                logger.warning("cannot honour %s for %s thread %d sandbox=%s: its cpuset cgroup leaves %s",
-                               cpus, thread.role, identity.tid, sandbox, got)
+                logger.log(masks.log_level(logging.WARNING),
+                           "cannot honour %s for %s thread %d sandbox=%s: its cpuset cgroup leaves %s",
+                           cpus, thread.role, identity.tid, sandbox, got)
         masks.requested[identity] = cpus, got
         masks.expected[identity.tid] = got.frozen()
 
@@ -263,14 +278,14 @@ class Pinner:
             logger.info("%s sandbox=%s", why, sandbox)
         masks.waits = why
 
-
-def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> None:
-    """Log one line per sandbox and mask, because a cgroup refuses a mask for all threads of a VMM."""
-    for (sandbox, cpus), alike in refusals.items():
-        (_, thread, _, _), _, got, why = alike[0]
-        more = f" (and {number_of(len(alike) - 1, 'thread', 'more')})" if len(alike) > 1 else ""
-        logger.error("mask not set sandbox=%s role=%s thread=%d wanted=%s has=%s: %s%s", sandbox, thread.role,
-                     thread.id.tid, cpus, got, why, more)
+    def _log_refusals(self, refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> None:
+        """Log one line per sandbox and mask, because a cgroup refuses a mask for all threads of a VMM."""
+        for (sandbox, cpus), alike in refusals.items():
+            (_, thread, _, _), _, got, why = alike[0]
+            more = f" (and {number_of(len(alike) - 1, 'thread', 'more')})" if len(alike) > 1 else ""
+            logger.log(self.of(sandbox).log_level(logging.ERROR),
+                       "mask not set sandbox=%s role=%s thread=%d wanted=%s has=%s: %s%s", sandbox, thread.role,
+                       thread.id.tid, cpus, got, why, more)
 
 
 def shown_masks(masks: Iterable[CpuSet]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import time
 
 import drift_steps
 import pytest
 from drift_steps import contend, log, mask
-from strayed import Spinners
+from strayed import Spinners, thread_of
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
@@ -99,6 +100,21 @@ def test_a_mask_waits_for_a_cgroup_that_the_kubelet_has_yet_to_rewrite(
     node.place(vm.sandbox, absent)
     assert node.repair(vm) == 1
     assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.ERROR]
+
+
+def test_threads_that_come_and_go_do_not_fill_the_log(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them is refused its mask, or gets a part of it: guests have their VMMs create such threads."""
+    vm = node.vm()
+    absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
+    for turn in range(60):
+        with subprocess.Popen(["sleep", "600"]) as thread:
+            vm.vmm.threads = {thread.pid: thread_of(thread.pid)}
+            node.place(vm.sandbox, absent if turn % 2 else absent | node.there)
+            assert node.repair(vm) == 1
+            thread.kill()
+    lines = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert 16 <= len(lines) < 60
+    assert {record.levelno for record in lines} == {logging.WARNING, logging.ERROR}
 
 
 def test_an_equal_new_placement_hides_no_drift(node: Spinners) -> None:
