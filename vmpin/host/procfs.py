@@ -105,7 +105,7 @@ def seconds_since_boot(starttime: int) -> float:
 
 def age(starttime: int) -> float:
     """Seconds since a process's start time (clock ticks since boot), unaffected by steps of the wall clock."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - starttime / _TICKS_A_SECOND
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - seconds_since_boot(starttime)
 
 
 def _unescaped(field: str) -> str:

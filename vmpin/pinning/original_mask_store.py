@@ -146,9 +146,8 @@ class FreeThread(SetAffinity):
     """Let a thread run on all CPUs, because its original mask is unknown."""
 
     def describe(self) -> str:
-        role = self.thread.role if self.thread.vcpu is None else f"{self.thread.role} {self.thread.vcpu}"
-        return (f"sandbox {self.sandbox}: let {role} (thread {self.thread.id.tid}, {self.thread.name}) run on all "
-                f"CPUs that its cgroup allows, was {self.was or 'none'}: its original mask is not known")
+        return (f"sandbox {self.sandbox}: let {self._described()} run on all CPUs that its cgroup allows, was "
+                f"{self.was or 'none'}: its original mask is not known")
 
 
 class Restoration:

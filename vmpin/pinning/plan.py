@@ -36,9 +36,11 @@ class SetAffinity(NamedTuple):
     was: CpuSet
 
     def describe(self) -> str:
+        return f"sandbox {self.sandbox}: set {self._described()} to CPUs {self.cpus}, was {self.was or 'none'}"
+
+    def _described(self) -> str:
         role = self.thread.role if self.thread.vcpu is None else f"{self.thread.role} {self.thread.vcpu}"
-        return (f"sandbox {self.sandbox}: set {role} (thread {self.thread.id.tid}, {self.thread.name}) "
-                f"to CPUs {self.cpus}, was {self.was or 'none'}")
+        return f"{role} (thread {self.thread.id.tid}, {self.thread.name})"
 
 
 def needs_setting(seen: Observed, wanted: CpuSet) -> bool:

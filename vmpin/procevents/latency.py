@@ -6,7 +6,6 @@ thread once, in its sandbox's `NewbornCounts` and in the histograms of the count
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 
@@ -15,6 +14,7 @@ from vmpin.domain.counters import NewbornCounts
 from vmpin.domain.model import SandboxId, ThreadRole, VmThread
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.host import affinity
+from vmpin.host.procfs import seconds_since_boot
 from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.reconcile.node_state import NodeState
@@ -28,7 +28,6 @@ _MOST_PROVISIONAL = 4096
 _MOST_SEEN = 65536
 #: Seconds after which a thread's role is final if names do not show roles, so that a later pass has to identify it.
 _IDENTIFIED = 8.0
-_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Newborn(NamedTuple):
@@ -158,7 +157,7 @@ class LatencyBook:
         if (placement is None or result.got is None or result.outcome is Outcome.REFUSED
                 or _precedes_vmm(self._view.vms.get(sandbox), thread)):
             return
-        born = thread.id.starttime * _TICK
+        born = seconds_since_boot(thread.id.starttime)
         unseen = thread.id.tid not in self._seen
         self._see(sandbox, thread.id.tid, placement.mask)
         if unseen and born >= self._last_full and leaves_sandbox(operation.was, self._masks[sandbox], operation.cpus):

@@ -2,7 +2,6 @@
 show. They read the state file and the spool, and write only with the lock held.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -16,8 +15,6 @@ from vmpin.reconcile.intake import take_spool
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.spool import Spool
-
-logger = logging.getLogger(__name__)
 
 Released = TypeVar("Released")
 

@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from vmpin.authorities.kubelet_authority import KubeletCheckpoint
     from vmpin.config.settings import Config
     from vmpin.cpuset import CpuSet
     from vmpin.domain.assignments import AuthorityRival, Rulings
@@ -25,26 +26,6 @@ if TYPE_CHECKING:
     from vmpin.runtime.kata import KataSandbox
     from vmpin.vmm.recognition import Impostor
     from vmpin.vmm.virtual_machine import Process, Vm
-
-
-class CheckpointFile(Protocol):
-    """The outcome of the last reading of the kubelet's checkpoint."""
-
-    @property
-    def trouble(self) -> str:
-        """Why the file is unusable, "" if it is usable."""
-
-    @property
-    def bad(self) -> int:
-        """How often the file became unusable."""
-
-    @property
-    def stale(self) -> bool:
-        """Whether the file is gone, and its last good content is in force."""
-
-    @property
-    def written(self) -> int:
-        """When the file was written, CLOCK_REALTIME ns."""
 
 
 class NodeView(Protocol):
@@ -99,7 +80,8 @@ class NodeView(Protocol):
         """The decisions of the authorities on the CPUs of containers."""
 
     @property
-    def checkpoint(self) -> CheckpointFile: ...
+    def checkpoint(self) -> KubeletCheckpoint:
+        """The kubelet's checkpoint, with the outcome of its last reading."""
 
     @property
     def pod_resources(self) -> Mapping[tuple[str, str, str], CpuSet] | None:

@@ -6,14 +6,13 @@ trusted.
 """
 
 import logging
-import os
 import time
 from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuState, VcpuThreads, VmThread, named
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, seconds_since_boot
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, SELDOM, ProcessTable
 from vmpin.vmm.recognition import Recognized, VmmProcess, evidence_strength, named_by_kata
@@ -27,7 +26,6 @@ ATTEMPTS, ATTEMPTS_BY_CALLS = 5, 3
 #: Seconds for which placement waits for unidentified vCPU threads: each vCPU has to run once, which takes some 20 s in
 #: a guest that boots under nested virtualization on a busy node.
 PATIENCE = 60.0
-_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class VmInventory:
@@ -295,7 +293,7 @@ def _renew_vcpu_state(vm: Vm) -> bool:
         vm.unidentified_since = now
         return False
     if vm.unidentified_since is None:
-        vm.unidentified_since = vm.vmm.id.starttime * _TICK
+        vm.unidentified_since = seconds_since_boot(vm.vmm.id.starttime)
     state = VcpuState.AWAITED if now - vm.unidentified_since < PATIENCE else VcpuState.UNIDENTIFIED
     changed, vm.vcpu_state = state is not vm.vcpu_state, state
     return changed
