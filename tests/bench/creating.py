@@ -15,10 +15,10 @@ from allocating import machine
 from measure import Figure
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.runtime_call import VmSize
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.vm_size import VmSize
 from vmpin.sources.nri.nri_events import CpuDecider, NriCounters
 from vmpin.sources.nri.session import NriSession
 from vmpin.wire import nri_messages, ttrpc

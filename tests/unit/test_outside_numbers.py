@@ -15,6 +15,7 @@ from vmpin.config import values
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.model import SandboxId, VcpuId
 from vmpin.features.cluster.fleet.node_record import record_of_pinning
+from vmpin.features.common.option_values import duration
 from vmpin.features.proof.residency_ledger import _parsed
 from vmpin.features.proof.verbs.run_times import percent
 from vmpin.host.procfs import Procfs, Stat
@@ -136,7 +137,7 @@ PARSERS = [
     Parser("configuration: seconds", both(values.seconds), 86400),
     Parser("configuration: count", both(values.count), 999999),
     Parser("configuration: port", both(values.port), 0xFFFFFFFE),
-    Parser("--since", flag(verbs.duration), 7 * 86400), Parser("--tolerate", flag(percent), 100),
+    Parser("--since", flag(duration), 7 * 86400), Parser("--tolerate", flag(percent), 100),
     Parser("--watch", flag(verbs.seconds_from(0.1)), 86400), Parser("--seconds", flag(verbs.seconds_from(0)), 86400),
 ]
 

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import importlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -267,21 +266,6 @@ def _flags(args: argparse.Namespace) -> dict[str, str]:
     return flags
 
 
-def directory(text: str) -> Path:
-    """An option's directory, absolute. With `..` in it links are resolved: abspath() would reduce `link/..` to the
-    directory of the link. :raises UsageError: for an empty path."""
-    if not text:
-        raise UsageError("an empty path names no directory", "is a variable unset?")
-    return Path(os.path.realpath(text) if ".." in Path(text).parts else os.path.abspath(text))
-
-
-def new_file(text: str) -> str:
-    """An option's output file; Path() would drop the slash of a directory. :raises UsageError: for one."""
-    if os.path.basename(text) in ("", ".", "..") or (text != "-" and os.path.isdir(text)):
-        raise UsageError(f"{text!r} names no file to write", "it is empty, or a directory's name")
-    return text
-
-
 def sandbox_argument(parser: argparse.ArgumentParser, use: str) -> None:
     """The argument SANDBOX, which may be left out. :param use: how the help describes what the verb does with it."""
     parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help=about_this_node(
@@ -318,19 +302,6 @@ def seconds_from(least: float) -> Callable[[str], float]:
             return seconds
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between {least:g} and 86400 (a day)")
     return parse
-
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_LONGEST = 7 * 86400
-
-
-def duration(text: str) -> int:
-    """Seconds from `90s`, `30m`, `24h` or `7d`. :raises UsageError: for any other text, and more than seven days."""
-    match = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
-    number = None if match is None else parse_whole(match[1], _LONGEST, 1)
-    if match is not None and number is not None and (seconds := number * _UNITS[match[2]]) <= _LONGEST:
-        return seconds
-    raise UsageError(f"--since {text}: is not a duration of at most seven days", "e.g. --since 90s, 30m, 24h or 7d")
 
 
 def without_seconds(arguments: Sequence[str]) -> list[str]:

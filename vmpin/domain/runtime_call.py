@@ -11,15 +11,6 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.named_tuple import NamedTuple
 
 
-class VmSize(NamedTuple):
-    """Whether a pod is a VM, and the VM's size."""
-
-    vm: bool = False
-    vcpus: int | None = None  #: vCPUs besides those for its containers (Kata's default_vcpus); None: unknown.
-    most: int = 0  #: The maximum of vCPUs; 0: unknown.
-    part: int = 0  #: Thousandths of a vCPU, added to the limits of its containers before the sum is rounded up.
-
-
 class RequestedContainer(NamedTuple):
     """A container with its resources in a call: at UpdateContainer the requested ones, at Synchronize the listed ones.
     None: not set. In a call that has only its id, the other fields are not used."""
@@ -37,10 +28,10 @@ class RequestedContainer(NamedTuple):
     period: int | None = None
     cpuset: CpuSet | None = None
     mems: CpuSet | None = None
-    vm: bool = False  #: The pod's `VmSize`, in four fields:
+    vm: bool = False  #: Whether the pod is a VM, with these vCPUs besides those for its containers (None: unknown),
     vm_vcpus: int | None = None
-    vm_most: int = 0
-    vm_part: int = 0
+    vm_most: int = 0  #: so many at most (0: unknown),
+    vm_part: int = 0  #: and these thousandths of one more.
     vm_overhead: int = 0  #: Only for VMs: the whole CPUs in the overhead of the pod's RuntimeClass.
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed (its cgroup is neither burstable nor besteffort).
     state: ContainerState = ContainerState.CREATED

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
-from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, VmSize
+from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
@@ -25,6 +25,7 @@ from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool, target
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.texts.grant_data import from_data, to_data
+from vmpin.features.allocator.vm_size import VmSize
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import RUNNING, Verb
 

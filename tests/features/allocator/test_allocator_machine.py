@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.domain.runtime_call import RequestedContainer, VmSize
+from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import (
     AllocationOptions,
@@ -33,6 +33,7 @@ from vmpin.features.allocator.grants.allocation_options import (
     HonouredKeys,
 )
 from vmpin.features.allocator.texts.grant_data import GRANT_KEY
+from vmpin.features.allocator.vm_size import VmSize
 
 MACHINES = [*MODEL_MACHINES, Topology.build(CpuSet(range(4)))]
 POLICIES = ["none", *["exclusive"] * 5, "fixed", "numa", "infra", "group:a", "group:set"]

@@ -13,11 +13,12 @@ import pytest
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
-from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
+from vmpin.domain.runtime_call import Listed, RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.vm_size import VmSize
 from vmpin.reconcile.state_file import MAX_BYTES
 from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import RUNNING, Verb

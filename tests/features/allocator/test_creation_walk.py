@@ -11,11 +11,11 @@ from walk_tables import check, stations
 from walks import Walk
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.runtime_call import VmSize
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.vm_size import VmSize
 from vmpin.sources.nri.connection import NriStream
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import NriCounters

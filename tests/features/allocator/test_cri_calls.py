@@ -20,12 +20,13 @@ from vmpin.cpuset import CpuSet
 from vmpin.daemon.feeds import NriFeed
 from vmpin.domain.events import Source
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
-from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
+from vmpin.domain.runtime_call import Listed, RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.cri_calls import TRIES, EndedPods, PoolUpdates
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.vm_size import VmSize
 from vmpin.wire.nri_enums import Verb
 
 MACHINE = Topology.build(CpuSet(range(4)))

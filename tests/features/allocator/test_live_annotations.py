@@ -14,13 +14,14 @@ from newcomers import Machine
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.control import Control
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
-from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
+from vmpin.domain.runtime_call import Listed, RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.feature import WatcherPart
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.live_annotations import HANDED_KEPT, PAUSE, LiveAnnotations
+from vmpin.features.allocator.vm_size import VmSize
 from vmpin.features.cluster.kube.watched_annotations import MAX_REQUEST, encode
 from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.host import sockets

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from vmpin.domain.model import SandboxId
-from vmpin.domain.runtime_call import VmSize
-from vmpin.features.allocator.vm_size import vm_size_of
+from vmpin.features.allocator.vm_size import VmSize, vm_size_of
 from vmpin.host.procfs import Procfs
 from vmpin.sources.nri.nri_events import NriPod
 

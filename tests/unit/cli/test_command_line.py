@@ -14,8 +14,8 @@ import yaml
 
 from vmpin.cli.main import main
 from vmpin.cli.output import print_data, print_markdown, table
-from vmpin.cli.verbs import directory, new_file
 from vmpin.errors import UsageError
+from vmpin.features.common.option_values import directory, new_file
 
 pytest_plugins = ["given_unit"]
 

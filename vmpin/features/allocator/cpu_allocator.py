@@ -19,7 +19,7 @@ from collections.abc import Set as AbstractSet
 from vmpin.cpuset import CpuSet
 from vmpin.domain.assignments import Assignments
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, VmSize
+from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants import decisions, live_change
 from vmpin.features.allocator.grants.admission import pod_of_note
@@ -29,6 +29,7 @@ from vmpin.features.allocator.grants.live_change import follow_annotations
 from vmpin.features.allocator.grants.pool_cpus import with_written
 from vmpin.features.allocator.grants.synchronizing import on_online_changed, on_synchronize
 from vmpin.features.allocator.ledger_file import LedgerFile, assignments_by
+from vmpin.features.allocator.vm_size import VmSize
 from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriPod, PodEvent
 from vmpin.wire.nri_enums import Verb
 

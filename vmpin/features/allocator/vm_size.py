@@ -18,14 +18,23 @@ from collections.abc import Callable, Sequence
 
 from vmpin.bounded import parse_real
 from vmpin.domain.model import SandboxId
-from vmpin.domain.runtime_call import VmSize
 from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.nri.nri_events import NriPod
 from vmpin.vmm.recognition import VmmProcess, classify, classify_by_arguments, is_vms
 from vmpin.vmm.vmm_type import MAX_VCPUS
 
 _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
+
+
+class VmSize(NamedTuple):
+    """Whether a pod is a VM, and the VM's size."""
+
+    vm: bool = False
+    vcpus: int | None = None  #: vCPUs besides those for its containers (Kata's default_vcpus); None: unknown.
+    most: int = 0  #: The maximum of vCPUs; 0: unknown.
+    part: int = 0  #: Thousandths of a vCPU, added to the limits of its containers before the sum is rounded up.
 
 
 def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], float],

@@ -12,12 +12,13 @@ from played_calls import EXCLUSIVE, MACHINE, ON, Played, a_container, cpus
 from walks import Walk
 
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.domain.runtime_call import Listed, VmSize
+from vmpin.domain.runtime_call import Listed
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.decisions import on_pod_end, on_stop
 from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.grants.pool_cpus import due
 from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.vm_size import VmSize
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import RUNNING, Verb
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import Document, ask, read_status
 from vmpin.cli.output import Line, print_data, print_styled
-from vmpin.cli.verbs import Verbs, completed_by, did_you_mean, directory, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, completed_by, did_you_mean, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import printable
@@ -22,6 +22,7 @@ from vmpin.domain.wrapping import wrapped
 from vmpin.errors import UsageError, VmpinError, WatcherError, WatcherStopped
 from vmpin.feature import inspect_vms
 from vmpin.features.common.finding import Finding, Level
+from vmpin.features.common.option_values import directory
 from vmpin.features.doctor.checks import all_checks, examine
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from vmpin.cli.control_client import ask
 from vmpin.cli.output import VERSION, plain_lines, print_data, print_text
-from vmpin.cli.verbs import Verbs, new_file, output_flag, usable_config, verb
+from vmpin.cli.verbs import Verbs, output_flag, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError, VmpinError
+from vmpin.features.common.option_values import new_file
 from vmpin.features.doctor.verbs.doctor import data, node_root, read_facts, text
 
 if TYPE_CHECKING:

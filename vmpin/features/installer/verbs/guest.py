@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from vmpin.cli.verbs import Verbs, global_options, new_file, verb
+from vmpin.cli.verbs import Verbs, global_options, verb
 from vmpin.errors import UsageError
+from vmpin.features.common.option_values import new_file
 
 _EPILOG = """\
 example:

@@ -8,9 +8,10 @@ from typing import Any
 
 from vmpin.bounded import load_json
 from vmpin.cli.output import VERSION
-from vmpin.cli.verbs import Verbs, directory, new_file, output_flag, verb
+from vmpin.cli.verbs import Verbs, output_flag, verb
 from vmpin.domain.facts import CRIO_DEFAULT
 from vmpin.errors import UsageError
+from vmpin.features.common.option_values import directory, new_file
 from vmpin.features.installer import oci_hook
 from vmpin.features.installer.file_operations import Operation, WriteFile, execute
 from vmpin.features.installer.oci_hook import DEFAULT_STAGES, HookOptions

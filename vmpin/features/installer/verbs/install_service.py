@@ -14,8 +14,9 @@ from pathlib import Path
 
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.this_program import own_program
-from vmpin.cli.verbs import Verbs, directory, output_flag, verb
+from vmpin.cli.verbs import Verbs, output_flag, verb
 from vmpin.errors import UsageError, VmpinError
+from vmpin.features.common.option_values import directory
 from vmpin.features.installer.file_operations import Operation, RemoveFile, WriteFile
 from vmpin.install import data_files
 

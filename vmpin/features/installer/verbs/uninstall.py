@@ -12,9 +12,10 @@ from pathlib import Path
 from vmpin.bounded import load_json
 from vmpin.cli import unpin
 from vmpin.cli.output import VERSION, print_data
-from vmpin.cli.verbs import Verbs, directory, output_flag, usable_config, verb
+from vmpin.cli.verbs import Verbs, output_flag, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.errors import LockHeldError, SourceError
+from vmpin.features.common.option_values import directory
 from vmpin.features.installer import oci_hook
 from vmpin.features.installer.file_operations import Operation, RemoveWithDirectories, WriteFile
 from vmpin.features.installer.verbs import install_service

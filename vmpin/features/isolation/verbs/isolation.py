@@ -9,11 +9,12 @@ from typing import Any
 from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, print_text, table
-from vmpin.cli.verbs import Verbs, answering, duration, namespace_flag, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, answering, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.errors import UnseenError, UsageError, WatcherError
 from vmpin.feature import notes_on_cpus
+from vmpin.features.common.option_values import duration
 from vmpin.status.pod_arguments import NamedSandbox, only_match
 
 _ABOUT = """\

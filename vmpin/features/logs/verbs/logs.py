@@ -18,10 +18,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from vmpin.bounded import checked_real, load_json, parse_whole
-from vmpin.cli.verbs import Verbs, duration, namespace_flag, usable_config, verb
+from vmpin.cli.verbs import Verbs, namespace_flag, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError
+from vmpin.features.common.option_values import duration
 from vmpin.named_tuple import NamedTuple
 
 #: Lines of an operation that are kept until one of them names the pod.

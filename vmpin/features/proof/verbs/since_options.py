@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from vmpin.cli.this_program import about_this_node
-from vmpin.cli.verbs import duration
 from vmpin.errors import UsageError
+from vmpin.features.common.option_values import duration
 from vmpin.features.proof.verbs.run_times import percent
 
 _ABOUT = """
