@@ -50,7 +50,7 @@ def pod_cpus(sandbox: SandboxState, online: CpuSet) -> PodCpus:
     records = counted(sandbox)
     cpusets = ((record.container.id, (record.container.cpuset or EMPTY) & online) for record in records)
     return PodCpus(sandbox, union(usable_cpus(record, online) for record in records),
-                    tuple((container, cpus) for container, cpus in cpusets if cpus and cpus != online))
+                   tuple((container, cpus) for container, cpus in cpusets if cpus and cpus != online))
 
 
 def shared_cpus(pods: Iterable[PodCpus]) -> CpuSet:

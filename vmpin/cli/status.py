@@ -391,7 +391,7 @@ def _new_threads(counts: Document) -> str:
         text += f", {counts['ended']} had ended already"
     if counts["outside"]:
         text += (f"; {counts['outside']} were allowed outside, {counts['outside_ms']['max']} ms at most, "
-                  f"{counts['outside_ms']['sum']} ms in all")
+                 f"{counts['outside_ms']['sum']} ms in all")
     if counts["placed"]:
         text += (f"; in place {counts['placed_ms']['mean']} ms after their creation, "
                  f"{counts['placed_ms']['max']} ms at most")

@@ -178,7 +178,7 @@ def global_options(parser: argparse.ArgumentParser) -> None:
     """The program's own options, which may follow a verb as well; only the program's help shows them."""
     parser.add_argument("--config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     completed_by(parser.add_argument("--set", action="append", dest="set_here", default=argparse.SUPPRESS,
-                                      help=argparse.SUPPRESS),
+                                     help=argparse.SUPPRESS),
                  keys_to_set)
     parser.add_argument("--version", action=VersionFlag, nargs=0, help=argparse.SUPPRESS)
 

@@ -40,7 +40,7 @@ class PathSettings(NamedTuple):
     cdi: Path = setting(Path("/var/run/cdi"), values.path, "CDI specs of devices: the CPUs of DRA claims")
     nri: Path = setting(Path("/var/run/nri/nri.sock"), values.path, "socket of the container runtime for NRI plugins")
     cri: Path | None = setting(None, values.path_or_unset, "socket of the container runtime for CRI calls; unset: "
-                                "containerd's and CRI-O's own, if they exist")
+                               "containerd's and CRI-O's own, if they exist")
 
     @property
     def hook_socket(self) -> Path:
@@ -100,13 +100,13 @@ class PolicySettings(NamedTuple):
         "vCPUs without a CPU of their own, when the sandbox has no shared CPU: sandbox, shared or housekeeping")
     iothreads: ThreadPolicy | CpuSet = _rule("iothreads", ThreadPolicy.APART, f"QEMU's iothreads: {_ROLE_RULES}")
     vhost: ThreadPolicy | CpuSet = _rule("vhost", ThreadPolicy.APART, f"vhost workers: {_ROLE_RULES}; or near (those "
-                                            "of apart's CPUs that are on the NUMA node of the VM's NIC)")
+                                         "of apart's CPUs that are on the NUMA node of the VM's NIC)")
     emulator: ThreadPolicy | CpuSet = _rule("emulator", ThreadPolicy.APART, f"all other VMM threads: {_ROLE_RULES}")
     virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", ThreadPolicy.APART, f"virtiofsd: {_ROLE_RULES}")
     shim: ThreadPolicy | CpuSet = _rule("shim", ThreadPolicy.APART, f"the sandbox's Kata shim: {_ROLE_RULES}")
     exclusive_annotation: str = setting("", values.token,
-                                         "annotation that declares whether a container's CPUs are exclusive (true or "
-                                         "false); unset: none is read, as a pod's author could claim CPUs that way")
+                                        "annotation that declares whether a container's CPUs are exclusive (true or "
+                                        "false); unset: none is read, as a pod's author could claim CPUs that way")
     observed_ownership: str = setting(
         "auto", values.one_of("auto", "off"),
         "auto: where no program reports which CPUs are exclusive and no shared pool is configured, a container owns "
@@ -118,9 +118,9 @@ class WatchSettings(NamedTuple):
 
     resync_seconds: float = setting(10.0, values.seconds, "how often everything is read again and drift repaired")
     only: str = setting("*", values.token, "which sandboxes are placed, by a pattern of their ids (as a shell "
-                         "matches file names); others are not even inspected")
+                        "matches file names); others are not even inspected")
     status_group: str = setting("", values.group, "group that may read the status, by name or number (a container's "
-                                 "groups have no name here); unset: root alone")
+                                "groups have no name here); unset: root alone")
     nri: str = setting("auto", values.nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)")
     kubelet: bool = setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
     births: bool = setting(
@@ -157,8 +157,8 @@ class GuestSettings(NamedTuple):
     """`guest`: what is done inside the VMs."""
 
     via: str = setting("auto", values.one_of("auto", "vmpin-agent", "kata-agent", "off"),
-                        "which agent keeps each container's processes on its vCPUs in the guest: vmpin-agent, "
-                        "kata-agent, off, or auto (vmpin's agent where there is one, else Kata's)")
+                       "which agent keeps each container's processes on its vCPUs in the guest: vmpin-agent, "
+                       "kata-agent, off, or auto (vmpin's agent where there is one, else Kata's)")
     port: int = setting(10789, values.port, "vsock port on which vmpin's agent listens in the guests")
     system: str = setting(
         "spare", values.one_of("spare", "off"),

@@ -78,7 +78,7 @@ class Watcher:
                     if wants_nri(config) else None)
         self.files = FileFeed(self._on_files, timeouts)
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
-                             if config.watch.births else None)
+                            if config.watch.births else None)
         self._relist = Relist()
         self._cpuset_files = CpusetFiles(node_state, self.files.watched)
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off",

@@ -136,4 +136,4 @@ class Contention(Generic[Key]):
         self._times = {thread: times for thread, times in self._times.items()
                        if thread in threads and times[-1] > over}
         self._contests = {thread: contest for thread, contest in self._contests.items()
-                       if thread in threads and (contest.until > over or thread in self._times)}
+                          if thread in threads and (contest.until > over or thread in self._times)}

@@ -88,7 +88,7 @@ class PlacementCache:
         return Node(topology, self.rulings.pool, self.config.node.housekeeping, self.rulings.recent)
 
     def place_changed(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
-              failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
+                      failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
         """Place the dirty sandboxes, and those that depend on them.
         :param moved: called at once for each sandbox whose placement changed, so that it is carried out even if a
         later step fails. :param failed: called for each sandbox that cannot be placed: it keeps its placement and

@@ -104,7 +104,7 @@ class Reconciler:
                        for sandbox in map(node_state.sandboxes.get, node_state.vms) if sandbox is not None)
         patience = RESYNCS * resync_seconds if node_state.watches else 0.0  # a single pass cannot wait
         node_state.owner_search.compare(node_state.state, node_state.kubelet, nameless, nri, patience,
-                                               doubt=node_state.checkpoint_doubt)
+                                        doubt=node_state.checkpoint_doubt)
         node_state.source_disagreements.compare(node_state.state, node_state.rulings, node_state.node.online,
                                                 resync_seconds, nri=nri)
         node_state.authority_rivals.compare(node_state.state, node_state.authorities.listing(node_state.state),

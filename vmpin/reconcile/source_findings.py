@@ -51,7 +51,7 @@ class SourceDisagreements:
         self._compared: dict[SandboxId, tuple[SandboxState, Mapping[ContainerId, str]]] = {}
 
     def compare(self, state: DesiredState, rulings: Rulings, online: CpuSet, resync_seconds: float,
-             now: float | None = None, nri: bool = True) -> None:
+                now: float | None = None, nri: bool = True) -> None:
         """Compare all containers, and log those that have disagreed for longer than a resync.
         :param now: CLOCK_MONOTONIC in seconds.
         :param nri: whether the runtime has listed its containers over NRI."""

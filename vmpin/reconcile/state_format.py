@@ -76,10 +76,10 @@ def _pack(parts: Parts) -> dict[str, object]:
                    "pairs": list(previous.pairs.items())}
     if originals is not None:
         packed["originals"] = [[*main, masks.main, [[*thread, cpus] for thread, cpus in masks.others.items()]]
-                            for main, masks in originals.processes.items()]
+                               for main, masks in originals.processes.items()]
     if vcpus is not None:
         packed["vcpu_threads"] = [vcpus.vmm, vcpus.found_by, sorted(vcpus.gone),
-                             [[*thread, vcpu] for thread, vcpu in vcpus.threads.items()]]
+                                  [[*thread, vcpu] for thread, vcpu in vcpus.threads.items()]]
     return packed
 
 
@@ -88,7 +88,7 @@ def _pack_record(record: ContainerRecord, container: Container) -> dict[str, obj
     pending = {"pending": [record.requested, container.creating, container.requested_cpuset]} if record.pending else {}
     return {"id": container.id, "name": container.name,
             "reports": [[source, *(report if report.replaced else report[:2])]
-                      for source, report in record.reports.items()],
+                        for source, report in record.reports.items()],
             "exclusive": container.exclusive, "state": container.state, "pause": container.pause,
             "source": record.source, "time": record.time, "bundle": record.bundle, "init": record.init,
             **pending}
@@ -120,7 +120,7 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
             states[sandbox] = _unpack_state(sandbox, entry["state"], moment)
         if "mask" in entry:
             places = {_vcpu(vcpu): (None if cpus is None else CpuSet.parse(cpus),
-                                     None if container is None else ContainerId(container))
+                                    None if container is None else ContainerId(container))
                       for vcpu, cpus, container in entry["vcpus"]}
             pairs = {_vcpu(vcpu): checked_whole(cpu, MAX_CPU) for vcpu, cpu in entry["pairs"]}
             previous[sandbox] = Previous(CpuSet.parse(entry["mask"] or ""), places, pairs)

@@ -144,14 +144,6 @@ def named_by_kata(vmm: VmmProcess, argv: Sequence[str], sandbox: SandboxId, uuid
     return re.fullmatch(_UUID, uuid) is not None and vmm.type.uuid(argv).lower() == uuid.lower()
 
 
-def is_vms(argv: Sequence[str]) -> bool:
-    """Whether the process that a runtime reports for a pod belongs to a VM: a VMM, or Kata's shim, which is
-    Dragonball's process (the runtime reports its thread `vmm_master`). A pod without a VM never has a shim as its
-    process."""
-    process = classify(argv) or classify_by_arguments(argv)
-    return process is not None and (isinstance(process, VmmProcess) or is_shim(process))
-
-
 def is_shim(process: VmmProcess | HelperProcess) -> bool:
     return isinstance(process, HelperProcess) and process.role is ThreadRole.SHIM
 

@@ -22,7 +22,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.nri.nri_events import NriPod
-from vmpin.vmm.recognition import VmmProcess, classify, classify_by_arguments, is_vms
+from vmpin.vmm.recognition import VmmProcess, classify, classify_by_arguments, is_shim
 from vmpin.vmm.vmm_type import MAX_VCPUS
 
 _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
@@ -60,5 +60,9 @@ def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], float],
 
 
 def _is_vms(argv: Sequence[str], pid: int, proc: Procfs) -> bool:
+    """Whether the process that a runtime reports for a pod belongs to a VM: a VMM, or Kata's shim, which is
+    Dragonball's process (the runtime reports its thread `vmm_master`). A pod without a VM never has a shim as its
+    process."""
+    process = classify(argv) or classify_by_arguments(argv)
     # A VMM in a pid namespace of its own is the first process of a runc container.
-    return is_vms(argv) and not proc.nested(pid)
+    return process is not None and (isinstance(process, VmmProcess) or is_shim(process)) and not proc.nested(pid)
