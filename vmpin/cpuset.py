@@ -240,7 +240,7 @@ class CpuLists:
     """Parses the CPU lists of one message or file of another program.
 
     Strides are refused, as no program writes them, and the different lists together have at most `regions` regions:
-    this bounds the cost of an input, however many lists it has. """
+    this bounds the cost of an input, however many lists it has."""
 
     def __init__(self, regions: int = MAX_REGIONS) -> None:
         self._left = regions

@@ -3,7 +3,7 @@
 The static policy writes its checkpoint first (at admission), and the cpusets of running containers up to its reconcile
 period later (pkg/kubelet/cm/cpumanager: cpuManagerReconcilePeriod, 10 s). The kubelet writes a file beside the
 checkpoint and renames it (pkg/kubelet/util/store/filestore.go), so an opened file is one checkpoint, and a change
-shows as an event of its directory (daemon.feeds). """
+shows as an event of its directory (daemon.feeds)."""
 
 from __future__ import annotations
 

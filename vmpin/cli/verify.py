@@ -53,6 +53,7 @@ examples:
   vmpin verify shop
 """
 
+
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 if not)", run,
                   about=_ABOUT, epilog=_EXITS)

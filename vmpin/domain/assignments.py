@@ -1,5 +1,5 @@
 """Assignments: the decision of an authority on the exclusive CPUs of the node's containers. `placement.rulings`
-applies it to each container. """
+applies it to each container."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Values of the runtime's calls to an allocator: a container with its requested resources, and the changes in an
-answer. """
+answer."""
 
 from __future__ import annotations
 

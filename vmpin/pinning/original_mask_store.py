@@ -22,6 +22,8 @@ from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.pinning.plan import Observed, SetAffinity, ordered
 from vmpin.vmm.virtual_machine import Vm
 
+logger = logging.getLogger(__name__)
+
 
 class OriginalMaskStore:
     """Original masks by sandbox (`masks`).
@@ -133,8 +135,6 @@ class OriginalMaskStore:
         masks = before.with_process(main.id, [(main, original)]) if original else before.with_unknown(main.id)
         return original if self._replace(sandbox, before, masks) else None
 
-
-logger = logging.getLogger(__name__)
 
 #: How often a sandbox's threads are listed at most while their masks are restored.
 LISTINGS = 100

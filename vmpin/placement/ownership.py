@@ -1,5 +1,5 @@
 """The owners of the node's CPUs, from the effective containers (`rulings`) of all pods, runc's too: exclusive CPUs,
-the shared pool, and collisions. Pure. """
+the shared pool, and collisions. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vmpin.named_tuple import NamedTuple
 class Node(NamedTuple):
     """The machine. `shared_pool` is the kubelet's default set or the configured one, EMPTY if the kubelet's static
     policy has assigned every CPU, None without either; `housekeeping` are the CPUs for threads with the policy
-    housekeeping; `recent` are CPUs without an owner that had one recently. """
+    housekeeping; `recent` are CPUs without an owner that had one recently."""
 
     topology: Topology
     shared_pool: CpuSet | None = None

@@ -4,7 +4,7 @@ It has the containers that only hooks reported, requests to the runtime in progr
 one-to-one pairs, the identified vCPU threads of VMMs without thread names, the kubelet's last good checkpoint, and the
 suspended sandboxes. It lies in /run, and is valid for one boot. A damaged file is set aside, and the state is rebuilt
 from the running system, except for the original masks, which are in a second file too. Notes have original masks that
-are not yet in the state file. """
+are not yet in the state file."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from vmpin.host import boottime
 from vmpin.host.files import open_regular, read_regular
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.reconcile.state_format import VERSION, SavedState, Written, dumps, text_of, unpack
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 64 << 20
 #: The mode of a file that may lack original masks, because a later one could not be written.
@@ -275,6 +277,3 @@ def unsealed(raw: bytes, version: int) -> dict[str, Any]:
 def _digest(body: str) -> int:
     """Protects against torn and rotten files, not against people: the file belongs to root."""
     return zlib.crc32(body.encode())
-
-
-logger = logging.getLogger(__name__)

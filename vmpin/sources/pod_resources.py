@@ -1,7 +1,7 @@
 """The kubelet's PodResources API: the exclusive CPUs of containers, as in the kubelet's memory.
 
 A second source beside the checkpoint. It has the names of pods, not their uids, and reports no changes. The calls
-block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto). """
+block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The watcher writes each message here before it answers, and removes the file when the state file has it; the hook
 writes here if no watcher runs. So an accepted message survives a kill at any moment. Processing a message twice is
-harmless. """
+harmless."""
 
 from __future__ import annotations
 

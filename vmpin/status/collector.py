@@ -44,6 +44,7 @@ from vmpin.vmm.virtual_machine import Vm
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData
 
+
 class WatcherStatus(NamedTuple):
     """What a running watcher adds to the status document: the states of its feeds (None: switched off), the guests'
     reports, and what features add to a sandbox's entry (`members`) and to the document."""

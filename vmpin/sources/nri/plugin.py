@@ -2,7 +2,7 @@
 
 The runtime holds every pod and container until each plugin has answered, and drops a plugin that takes two seconds. So
 this thread only answers, and queues events for the event loop (event_queue): no pass of the watcher delays a
-container. """
+container."""
 
 from __future__ import annotations
 
