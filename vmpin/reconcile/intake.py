@@ -69,6 +69,12 @@ def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
         logger.error("hook message not applied sandbox=%s container=%s: it is tried again later: %s", hook.sandbox,
                      hook.container, err)
         return None
+    except Exception as err:  # it would fail again at each resync, and no other message nor any pass would follow it
+        logger.error("hook message dropped sandbox=%s container=%s: a mistake of vmpin's: %r", hook.sandbox,
+                     hook.container, err)
+        logger.debug("hook message", exc_info=True)
+        node_state.counters.hooks["refused"] += 1
+        return set()
     counters = node_state.counters
     counters.hooks["applied"] += 1
     counters.last_hook_at = max(counters.last_hook_at or 0.0, began_at(hook) / 1e9)  # it may have lain in the spool

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from guest_peer import until
@@ -17,10 +18,13 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.state_saving import StateSaving
+from vmpin.domain.events import Event
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.host.lock import Lock
 from vmpin.reconcile.intake import take_spool
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.runtime.oci import HookState
+from vmpin.sources import hook_state
 from vmpin.sources.spool import Spool
 
 Place = tuple[Reconciler, Spool]
@@ -82,6 +86,24 @@ def test_from_the_spool(place: Place, raw: bytes, short: list[str], file: str) -
     assert not reconciler.node_state.state.sandboxes
     assert take_spool(reconciler.node_state, spool, set()) == [name]
     assert cpus(reconciler) == "1"
+
+
+def test_a_message_that_cannot_be_applied_stops_no_other(place: Place, raw: bytes,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of vmpin's would else come again at each resync, and at each start."""
+    reconciler, spool = place
+    translate = hook_state.events_of
+
+    def mistaken(hook: HookState, *given: Any) -> list[Event]:
+        if hook.container == "c2":
+            raise ZeroDivisionError
+        return translate(hook, *given)
+
+    monkeypatch.setattr(hook_state, "events_of", mistaken)
+    names = [spool.keep(raw.replace(b'"id": "c1"', b'"id": "c2"'), 1), spool.keep(raw, 2)]
+    assert take_spool(reconciler.node_state, spool, set()) == names
+    assert cpus(reconciler) == "1"
+    assert reconciler.node_state.counters.hooks == {"refused": 1, "applied": 1}
 
 
 def intake(place: Place, lock: Lock, lost: list[str] | None = None) -> HookIntake:
