@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STARTED_BY_RUNTIME = "NRI_PLUGIN_SOCKET"
+_NOT_APPLIED = 30.0  #: Seconds between two lists for events that could not be applied.
 
 
 def wants_nri(config: Config) -> bool:
@@ -148,6 +149,10 @@ class NriFeed:
                 self.request_list()
             if batch.events:
                 self._take(batch.events, batch.times[0], batch.waited)
+        except Exception as err:  # no other report would ever have what these events had
+            logger.error("NRI events not applied, everything is listed again: %r", err)
+            logger.debug("NRI events", exc_info=True)
+            self.request_list_for("NRI events not applied", _NOT_APPLIED, err)
         finally:
             self._applied = set()
 

@@ -206,6 +206,30 @@ def test_a_lost_connection_is_reported_and_made_again(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_events_that_cannot_be_applied_are_listed_again(tmp_path: Path) -> None:
+    """No other report has what was in them."""
+    fed = Fed(tmp_path / "nri.sock")
+    fed.listen()
+
+    def mistaken() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        async with fed.running():
+            await until(lambda: fed.feed.plugin is not None)
+            runtime = fed.accept()
+            runtime.begin([pod()])
+            await until(lambda: fed.batches)
+            fed.during = mistaken
+            runtime.state_change(Verb.POST_START, pod(), container("c1"))
+            again = await asyncio.to_thread(fed.accept)
+            again.begin([pod()], [container("c1")])
+            await until(lambda: Synced in map(type, fed.events[1:]))
+            assert [type(event) for event in fed.events] == [Synced, Disconnected, Synced]
+
+    asyncio.run(main())
+
+
 @contextlib.contextmanager
 def started_by_the_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[NriRuntime]:
     """This process has the environment of a plugin that the runtime has started; its end of the connection."""
