@@ -150,7 +150,7 @@ def test_a_page_is_shown_whatever_the_environment_has_for_a_width(
     (["--help"], "stdout", {0, 141}), (["verify", "--help"], "stdout", {0, 141}),
     (["--version"], "stdout", {0, 141}),
     (["config", "--set", "a.b=1"], "stderr", {2}), (["frobnicate"], "stderr", {2, 141}), (["config"], "stderr", {0}),
-    (["verify", "--others", "--seconds", "0"], "stdout", {141})])
+    (["status"], "stdout", {141}), (["status", "-o", "json"], "stdout", {141})])
 def test_a_reader_that_went_away_is_no_error_of_ours(words: list[str], gone: str, codes: set[int], buffered: bool,
                                                       tmp_path: Path) -> None:
     """`vmpin config | head -0`, with everything in the buffer until the end, and with each line written at once."""
