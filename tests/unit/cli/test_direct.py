@@ -23,10 +23,10 @@ from vmpin.cli.verbs import verbs_parser
 from vmpin.config import loading as settings
 from vmpin.errors import WatcherError, WatcherStopped
 
-#: Each reads the node in its own process where it is asked to.
+#: Each reads the node in its own process where it is asked to. `--others` comes with the feature of `vmpin isolation`.
 VERBS = [words for words in (
     ["status"], ["status", "-o", "json"], ["verify"], ["plan"], ["map"], ["verify", "--others", "--seconds", "0"],
-    ["top", "-o", "json", "-c", "1", "-d", "0.5"]) if words[0] in ALL()]
+    ["top", "-o", "json", "-c", "1", "-d", "0.5"]) if ("isolation" if "--others" in words else words[0]) in ALL()]
 
 
 @pytest.fixture(autouse=True)
