@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Set
 
@@ -54,7 +55,9 @@ class FirstList:
     @staticmethod
     def of(config: Config, saved: DesiredState, in_files: Callable[[SandboxId], bool]) -> FirstList:
         """The wait as configured. :param saved: the state in the state file."""
-        return FirstList(config.watch.nri != "off" and config.paths.nri.exists(),
+        # Not Path.exists(), which raises up to Python 3.13: containerd makes the directory for root alone, and the
+        # status without a watcher is for everyone.
+        return FirstList(config.watch.nri != "off" and os.path.exists(config.paths.nri),
                          {sandbox.id for sandbox in saved.sandboxes.values() if sandbox.containers}, in_files,
                          any(record.reported_by(Source.NRI) for sandbox in saved.sandboxes.values()
                              for record in sandbox.containers.values()))

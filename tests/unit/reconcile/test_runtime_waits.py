@@ -28,6 +28,12 @@ RECORD = ContainerRecord(Container(ContainerId("main")), Source.BUNDLE, 1)
 REPORTED = SandboxState(ONE, containers={RECORD.container.id: RECORD})
 
 
+def test_a_socket_that_cannot_be_looked_at_is_not_awaited(tmp_path: Path) -> None:
+    """As one in a directory of root's for another user (EACCES); root meets another error of the same call."""
+    config = settings.load(None, {}, {"paths.nri": str(tmp_path / ("n" * 300))})
+    assert not FirstList.of(config, DesiredState(), lambda sandbox: False).awaited
+
+
 @pytest.mark.parametrize(("connects", "known", "in_file", "state", "held", "waits"), [
     (True, False, False, None, True, True),
     (True, False, False, BARE, True, True),
