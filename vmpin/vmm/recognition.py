@@ -298,10 +298,11 @@ def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: Sandbo
     :param parent: the process's parent. :param beginning: the beginning of the process's command line."""
     for _ in range(_GENERATIONS):
         above = proc.beginning(parent)
-        process = classify(proc.cmdline(parent, above)) if may_be(above) else None
+        # Another user's process is not parsed: its command line may have 128 KiB.
+        process = classify(proc.cmdline(parent, above)) if may_be(above) and not foreign_uid(proc, parent) else None
         if process is not None and is_shim(process):
             whole = process.sandbox or ""
-            return (sandbox == whole or is_cut_id(sandbox, whole)) and not foreign_uid(proc, parent)
+            return sandbox == whole or is_cut_id(sandbox, whole)
         stat = proc.stat(parent) if above == beginning else None
         if stat is None:
             return False

@@ -218,6 +218,24 @@ def test_of_a_users_long_command_line_the_beginning_alone_counts(tmp_path: Path,
     assert (inventory(tmp_path).vms.keys() == {SID}) is (argv[0] == QEMU[0])
 
 
+def test_the_long_command_line_of_a_users_parent_is_not_parsed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program forks itself a thousand times: parsing its command line for each child takes 50 ms."""
+    long = [*VIRTIOFSD, "x" * BEGINNING]
+    process(tmp_path, 99, long, uid=USER)
+    process(tmp_path, 100, long, parent=99, uid=USER)
+    read: list[str] = []
+    cmdline = Procfs.cmdline
+
+    def counted(proc: Procfs, pid: int | str, beginning: bytes | None = None) -> list[str]:
+        read.append(str(pid))
+        return cmdline(proc, pid, beginning)
+
+    monkeypatch.setattr(Procfs, "cmdline", counted)
+    assert inventory(tmp_path).process_table.impostors.keys() == {99, 100}
+    assert read == []
+
+
 def test_a_rootless_vmm_with_a_long_command_line_outlives_its_shim(tmp_path: Path) -> None:
     long = [*QEMU, "-append", "x" * BEGINNING, "-smp", "2"]
     process(tmp_path, 50, SHIM)
