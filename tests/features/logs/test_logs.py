@@ -200,6 +200,16 @@ def test_a_program_that_says_much_besides_its_lines_is_still_read(tmp_path: Path
     assert printed == f"{LINES[4]}\n"
 
 
+def test_a_log_is_read_without_a_directory_for_temporary_files(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the watcher's container, whose root file system is read-only."""
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    monkeypatch.setattr("tempfile.tempdir", None)
+    file = tmp_path / "log"
+    file.write_text(f"{LINES[4]}\n")
+    assert main(["logs", "demo/shop", "--file", str(file)]) == 0
+
+
 def test_a_file_is_followed_also_when_it_is_emptied_or_replaced(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_text(f"{LINES[4]}\n")

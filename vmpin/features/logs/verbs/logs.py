@@ -10,7 +10,6 @@ import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -215,9 +214,10 @@ def _journal_log(unit: str, since: float | None) -> Log:
 
 def _lines_of(command: list[str], hint: str) -> Iterator[bytes]:
     """The lines that a command prints. :raises VmpinError: it cannot be started, or fails."""
-    with tempfile.TemporaryFile() as said:  # a pipe that is read at the end only would stop a command that says much
+    # Not a pipe, which stops a command that writes much; no file: a container may have no directory for one.
+    with os.fdopen(os.memfd_create("stderr"), "w+b") as errors:
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
         except OSError as err:
             raise VmpinError(f"{command[0]}: {err.strerror}, and no watcher runs that writes its log to a file",
                              f"give the file: --file FILE; in a container: {_KUBECTL}") from err
@@ -229,8 +229,8 @@ def _lines_of(command: list[str], hint: str) -> Iterator[bytes]:
                 process.terminate()
                 raise
             if process.wait():
-                said.seek(0)
-                why = said.read(4096).decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
+                errors.seek(0)
+                why = errors.read(4096).decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
                 raise VmpinError(f"{command[0]}: {why}", hint)
 
 
