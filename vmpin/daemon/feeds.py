@@ -149,8 +149,8 @@ class NriFeed:
                 self.request_list()
             if batch.events:
                 self._take(batch.events, batch.times[0], batch.waited)
-        except Exception as err:  # no other report would ever have what these events had
-            logger.error("NRI events not applied, everything is listed again: %r", err)
+        except Exception as err:  # no later report repeats these events: a new list does
+            logger.error("NRI events not applied: %r", err)
             logger.debug("NRI events", exc_info=True)
             self.request_list_for("NRI events not applied", _NOT_APPLIED, err)
         finally:
