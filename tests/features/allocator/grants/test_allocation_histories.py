@@ -216,6 +216,23 @@ def test_a_lost_ledger_leaves_a_fixed_container_its_cpu_in_a_vms_spare_set() -> 
                       for key, grant in node.ledger.grants.items()}
 
 
+def test_a_set_that_leaves_the_pool_is_chosen_before_the_sets_of_the_pool() -> None:
+    """The container that carries a set says whose it is; here another one of its VM wishes for one outside, too."""
+    node = ModelNode(Topology.build(CpuSet(range(16))), AllocationOptions(
+        AllocationMode.ON, groups={"set": GroupRule(CpuSet((3,)))}, privileged_namespaces=frozenset("a")))
+    for pod, name, size, policy, spare in (("a", "one", 3, "exclusive", "2"), ("a", "two", 2, "group:set", "own"),
+                                           ("b", "three", 2, "exclusive", "own")):
+        node.sandboxes[SandboxId(pod)] = True
+        assert not node.create(RequestedContainer(
+            ContainerId(name), SandboxId(pod), name, "a", pod, pod, {},
+            {"cpu-policy.vmpin.io": policy, "cpu-spare.vmpin.io": spare}, 1024 * size, 100_000 * size, 100_000,
+            vm=True, vm_vcpus=1, vm_overhead=1))
+    node.by_cri()
+    grants = node.ledger.grants
+    assert grants[ContainerId("three")].own_spare
+    assert grants[ContainerId("one")].spare.isdisjoint(grants[ContainerId("three")].out_of_pool)
+
+
 @settings(max_examples=120)
 @given(st.data(), st.sampled_from(MACHINES), option_sets())
 def test_a_ledger_lost_with_a_resize_gives_no_cpu_to_two(data: st.DataObject, machine: Topology,

@@ -163,7 +163,7 @@ def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOption
 
     def order(sandbox: SandboxId) -> tuple[bool, SandboxId]:
         """Sets that leave the pool come first: the others are chosen from what is left of it."""
-        return all(grant.wish.spare != "own" for grant in vms[sandbox]), sandbox
+        return all(carrier.wish.spare != "own" for carrier in _owners(vms[sandbox])[:1]), sandbox
 
     for sandbox in sorted(vms, key=order):
         if _has_its_spare_set(vms[sandbox], whole_pool):
