@@ -295,8 +295,6 @@ def test_the_run_directory_is_described(own: Config) -> None:
     assert own.paths.state_file.read_text() == "{", "nothing is set aside by looking"
 
 
-
-
 def test_a_message_that_is_taken_meanwhile_hides_no_other(own: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     own.paths.spool.mkdir(parents=True)
     for name in ("1.hook", "2.hook"):

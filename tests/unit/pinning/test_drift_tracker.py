@@ -108,10 +108,12 @@ def test_threads_that_come_and_go_do_not_fill_the_log(node: Spinners, caplog: py
     absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
     for turn in range(60):
         with subprocess.Popen(["sleep", "600"]) as thread:
-            vm.vmm.threads = {thread.pid: thread_of(thread.pid)}
-            node.place(vm.sandbox, absent if turn % 2 else absent | node.there)
-            assert node.repair(vm) == 1
-            thread.kill()
+            try:
+                vm.vmm.threads = {thread.pid: thread_of(thread.pid)}
+                node.place(vm.sandbox, absent if turn % 2 else absent | node.there)
+                assert node.repair(vm) == 1
+            finally:
+                thread.kill()
     lines = [record for record in caplog.records if record.levelno > logging.INFO]
     assert 16 <= len(lines) < 60
     assert {record.levelno for record in lines} == {logging.WARNING, logging.ERROR}

@@ -441,7 +441,7 @@ def test_other_processes_are_nothing(line: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qemu-" + "-system-" * 16_000 + "x", "containerd-shim-" + "kata-v2" * 18_000,
-                                  "/bin/" + "virtiofsd" * 30, "/lib64/ld-linux.so.2 qemu-system-" + "x" * 250])
+                                  "/lib64/ld-linux.so.2 qemu-system-" + "x" * 250])
 def test_a_name_that_no_file_can_have_is_no_programs(name: str) -> None:
     """Any user can write one of 128 KiB, and its patterns would take seconds."""
     assert classify(name.split(" ")) is None
