@@ -150,7 +150,7 @@ class Cgroups:
         mount, cgroup = self._membership(read_file(f"{self.proc.root}/{pid}/cgroup") or b"", controller)
         if mount is None or not cgroup.strip("/"):
             return None
-        path = mount.locate(_cut_after(cgroup, container))
+        path = mount.locate(cut_after(cgroup, container))
         return None if path is None or (mount is self._v2 and self.is_top(path)) else path
 
     def _find(self, pid: int, tid: int | None) -> tuple[Path, _Mount] | None:
@@ -254,7 +254,7 @@ def _memberships(raw: bytes) -> Iterator[tuple[str, list[str], str]]:
         yield number, controllers.split(","), cgroup
 
 
-def _cut_after(cgroup: str, container: str) -> str:
+def cut_after(cgroup: str, container: str) -> str:
     """Cut a cgroup's path after the first component that is named after the container, as runtimes name it (`ID`,
     `crio-ID.scope`, `kubepods-pod1.slice:cri-containerd:ID`). Without such a component the whole path."""
     parts = cgroup.split("/")

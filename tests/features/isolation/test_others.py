@@ -111,6 +111,15 @@ def test_without_any_report_a_runc_owner_is_named_by_its_containers_id() -> None
     assert only(judge([owner], {}, [inside, beside])).container == A
 
 
+@pytest.mark.parametrize("owner", [DB, CpuOwner("", "group db", cpus("4"), vm=False, members=frozenset((B,)))])
+def test_a_container_within_a_container_is_its_owners(owner: CpuOwner) -> None:
+    """As of a docker in a container with systemd, whose first process has moved into `init.scope`."""
+    top = f"{PODS}/cri-containerd-{B}.scope"
+    processes = [process(task(number, "4", {4: 1}), cgroup=f"{top}/{below}", contained=True)
+                 for number, below in ((500, "init.scope"), (501, "system.slice/x.service"), (502, f"docker/{A}"))]
+    assert judge([owner], {}, processes).alone
+
+
 def test_an_init_in_the_topmost_cgroup_makes_no_other_owner() -> None:
     found = judge([DB], {}, [process(task(500, "4")), process(task(501, "4"))])
     assert only(found).process.pid == 501

@@ -110,6 +110,30 @@ def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, onl
     assert (str(event.cpuset), event.source) == (cpus, Source.CGROUP)
 
 
+@pytest.mark.parametrize("below", ["init.scope", "container"])
+def test_a_first_process_may_be_in_a_cgroup_below_its_containers(below: str, tmp_path: Path) -> None:
+    """systemd in a container makes one without a cpuset; crun one with the same (cgroup-systemd.c: subgroup)."""
+    make_tree(tmp_path, f"""
+        cgroup/cgroup.controllers = cpuset
+        cgroup/cpuset.cpus.effective = 0-7
+        cgroup/pods/crio-web.scope/cpuset.cpus = 4-5
+        cgroup/pods/crio-web.scope/cpuset.cpus.effective = 4-5
+        cgroup/pods/crio-web.scope/{below}/cgroup.procs = 7
+        proc/7/task/7/cgroup = 0::/pods/crio-web.scope/{below}
+    """)
+    if below == "container":
+        make_tree(tmp_path, """
+            cgroup/pods/crio-web.scope/container/cpuset.cpus = 4-5
+            cgroup/pods/crio-web.scope/container/cpuset.cpus.effective = 4-5
+        """)
+    disk = sources(tmp_path)
+    disk.online = CpuSet.parse("0-7")
+    known = ContainerRecord(Container(WEB, "web"), Source.NRI, 1)  # another plugin gave it a cpuset since
+    (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
+    assert isinstance(event, CpusetSeen)
+    assert str(event.cpuset) == "4-5"
+
+
 def test_an_unchanged_container_costs_the_files_of_its_cgroup_and_nothing_is_parsed_again(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one of sixteen passes, and without NRI, its process is read, too. Nothing where each write is reported."""

@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from vmpin.cpuset import CpuSet
@@ -50,7 +50,16 @@ def container_of(cgroup: str) -> str | None:
     """The container of this cgroup or of an ancestor: its id, or within a pod of the kubelet the last directory's name
     (for pods with another runtime's names); None outside containers."""
     parts = [part for part in cgroup.split("/") if part]
-    for part in reversed(parts):
-        if match := _CONTAINER.fullmatch(part):
-            return match[1]
+    if ids := _ids(parts):
+        return ids[-1]
     return parts[-1] if any(_KUBEPODS.fullmatch(part) for part in parts) else None
+
+
+def is_in(cgroup: str, containers: Collection[str]) -> bool:
+    """Whether a cgroup is one of these containers', or of a container that runs in one of them."""
+    return container_of(cgroup) in containers or not set(_ids(cgroup.split("/"))).isdisjoint(containers)
+
+
+def _ids(parts: Iterable[str]) -> list[str]:
+    """The ids of containers by which the components of a cgroup's path are named, the outermost first."""
+    return [match[1] for part in parts if (match := _CONTAINER.fullmatch(part))]
