@@ -52,6 +52,8 @@ def only(found: Judgement) -> Any:
     (f"/machine.slice/libpod-{A}.scope", A), (f"/sys/fs/cgroup/kubepods-pod1.slice:cri-containerd:{A}", A),
     (f"{PODS}/web", "web"), ("/sys/fs/cgroup/kubepods/burstable/pod1/web", "web"),
     ("/sys/fs/cgroup/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1.slice/web", "web"),
+    (f"/system.slice/crio-conmon-{A}.scope", None), (f"{PODS}/crio-conmon-{A}.scope", None),
+    (f"{PODS}/crio-{A}.scope/container", A), (f"/machine.slice/libpod-conmon-{A}.scope", None),
     (f"/x/{A[:63]}", None), (f"/x/{A}0", None), ("/sys/fs/cgroup/notkubepods/web", None),
 ])
 def test_a_container_is_recognized_by_its_cgroup(cgroup: str, container: str | None) -> None:
@@ -118,6 +120,13 @@ def test_a_container_within_a_container_is_its_owners(owner: CpuOwner) -> None:
     processes = [process(task(number, "4", {4: 1}), cgroup=f"{top}/{below}", contained=True)
                  for number, below in ((500, "init.scope"), (501, "system.slice/x.service"), (502, f"docker/{A}"))]
     assert judge([owner], {}, processes).alone
+
+
+def test_the_monitor_of_a_container_is_a_daemon_of_the_node() -> None:
+    """conmon, of CRI-O and podman, is beside its container, and has no cpuset."""
+    finding = only(found := judge([DB], {}, [process(task(500, "4"), cgroup=f"{PODS}/crio-{B}.scope/container"),
+                                             process(task(9, "0-7"), cgroup=f"/system.slice/crio-conmon-{A}.scope")]))
+    assert (finding.kind, finding.container, found.apart) == (Kind.HOST, None, True)
 
 
 def test_an_init_in_the_topmost_cgroup_makes_no_other_owner() -> None:

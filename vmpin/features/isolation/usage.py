@@ -18,6 +18,8 @@ _CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 #: The kubelet's cgroups hold pods and nothing else; with a cgroup root (kind: kubelet-kubepods-….slice) its name is in
 #: front.
 _KUBEPODS = re.compile(r"(?:.*-)?kubepods(?:[-.].*)?")
+#: The cgroup of a container's monitor, a daemon of the node: CRI-O and podman put each into one of its own.
+_MONITOR = re.compile(r"(?:crio|libpod)-conmon-.*")
 
 
 class SampledThread(NamedTuple):
@@ -50,6 +52,8 @@ def container_of(cgroup: str) -> str | None:
     """The container of this cgroup or of an ancestor: its id, or within a pod of the kubelet the last directory's name
     (for pods with another runtime's names); None outside containers."""
     parts = [part for part in cgroup.split("/") if part]
+    if any(map(_MONITOR.fullmatch, parts)):
+        return None
     if ids := _ids(parts):
         return ids[-1]
     return parts[-1] if any(_KUBEPODS.fullmatch(part) for part in parts) else None
@@ -57,7 +61,8 @@ def container_of(cgroup: str) -> str | None:
 
 def is_in(cgroup: str, containers: Collection[str]) -> bool:
     """Whether a cgroup is one of these containers', or of a container that runs in one of them."""
-    return container_of(cgroup) in containers or not set(_ids(cgroup.split("/"))).isdisjoint(containers)
+    container = container_of(cgroup)
+    return container is not None and not {container, *_ids(cgroup.split("/"))}.isdisjoint(containers)
 
 
 def _ids(parts: Iterable[str]) -> list[str]:
