@@ -52,8 +52,9 @@ class Program(NamedTuple):
 
 
 def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
-    """List the processes that run one of these programs, sorted by pid. A process in another pid namespace counts only
-    if its program usually runs in a container: any container may run a `kubelet`, with paths of its own."""
+    """List the processes that run one of these programs, sorted by pid. A process in another pid namespace, or of an
+    unprivileged user, counts only if its program usually runs in a container: any container, and any user of the node,
+    may run a `kubelet`, with paths of its own."""
     names = frozenset(wanted)
     running = []
     for pid in sorted(map(int, proc.pids())):
@@ -61,7 +62,7 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
         if len(argv) == 1:
             argv = argv[0].split(" ")  # a program that sets its title has all of it in one argument
         name = next((word for word in names_of(argv) if word in names), None)
-        if name is not None and (name in _FROM_A_POD or not proc.nested(pid)):
+        if name is not None and (name in _FROM_A_POD or not (proc.nested(pid) or proc.foreign_uid(pid))):
             running.append(Program(pid, name, argv, _environment(proc, pid, _ENVIRONMENT.get(name, ()))))
     return running
 

@@ -254,6 +254,11 @@ class Procfs:
         numbers = parse_wholes(rest.partition(b"\n")[0].split(), _MAX_UID, 4)
         return tuple(numbers) if numbers else None
 
+    def foreign_uid(self, pid: int | str) -> int:
+        """A uid of a process that is neither root's nor this program's; 0 if there is none. The owner of /proc/PID is
+        not used: it is root for every process that cannot be dumped (fs/proc/base.c: task_dump_owner)."""
+        return max(set(self.uids(pid) or ()) - {0, os.geteuid()}, default=0)
+
     def nested(self, pid: int | str) -> bool | None:
         """Whether a process is in a pid namespace below that of this /proc, as in a container; None if it has ended.
         By its ns/pid link, which takes a fifth of the time of its status; by its status if the process may not be

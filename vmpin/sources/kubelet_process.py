@@ -67,7 +67,7 @@ class KubeletProcess:
             if not any(is_kubelet(name, argv) for name in names_of(argv)):
                 continue
             starttime = self._starttime(pid)
-            if starttime is None:
+            if starttime is None or self._proc.foreign_uid(pid):
                 continue
             if self._proc.nested(pid) is False:
                 self._known = pid, starttime

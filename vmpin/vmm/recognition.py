@@ -12,7 +12,6 @@ recognized if it has Kata's arguments, and if Kata's state, its parent or an ope
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Collection, Sequence
@@ -224,7 +223,7 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     if before is None or (before[0], before[2]) != (identity, argv):
         confirmed = _is_claimed(process, identity, argv, claimed)
         # What Kata's state claims needs no further evidence: the status of a process costs as much as all the rest.
-        uid = 0 if confirmed else foreign_uid(proc, identity.tid)
+        uid = 0 if confirmed else proc.foreign_uid(identity.tid)
         confirmed = confirmed or ((uid != 0 or by_name is None)
                                   and _is_of_its_shim(proc, process, stat.ppid, beginning, claimed))
         if uid and not confirmed:
@@ -242,7 +241,7 @@ def _poses(proc: Procfs, pid: int, parent: int, beginning: bytes) -> bool:
     """Whether a process with a long command line is another user's, and the shim of the sandbox that its beginning
     names has not started it. It is judged by that beginning: parsing 128 KiB takes 50 ms, and a user may have a
     thousand such processes."""
-    if not foreign_uid(proc, pid):
+    if not proc.foreign_uid(pid):
         return False
     argv = split_arguments(beginning)
     process = classify(argv) or classify_by_arguments(argv)
@@ -287,19 +286,13 @@ def _is_of_its_shim(proc: Procfs, process: VmmProcess | HelperProcess, parent: i
     return sandbox is not None and started_by_shim(proc, parent, beginning, sandbox)
 
 
-def foreign_uid(proc: Procfs, pid: int) -> int:
-    """A uid of a process that is neither root's nor this program's; 0 if there is none. The owner of /proc/PID is not
-    used: it is root for every process that cannot be dumped (fs/proc/base.c: task_dump_owner)."""
-    return max(set(proc.uids(pid) or ()) - {0, os.geteuid()}, default=0)
-
-
 def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: SandboxId) -> bool:
     """Whether root's shim of a sandbox started a process, or an ancestor of it with the same command line.
     :param parent: the process's parent. :param beginning: the beginning of the process's command line."""
     for _ in range(_GENERATIONS):
         above = proc.beginning(parent)
         # Another user's process is not parsed: its command line may have 128 KiB.
-        process = classify(proc.cmdline(parent, above)) if may_be(above) and not foreign_uid(proc, parent) else None
+        process = classify(proc.cmdline(parent, above)) if may_be(above) and not proc.foreign_uid(parent) else None
         if process is not None and is_shim(process):
             whole = process.sandbox or ""
             return sandbox == whole or is_cut_id(sandbox, whole)

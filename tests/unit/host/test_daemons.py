@@ -60,6 +60,13 @@ def test_what_a_container_calls_a_kubelet_is_none(tmp_path: Path) -> None:
     assert [(program.pid, program.name) for program in daemons.programs(found)] == [(4, "tuned"), (6, "containerd")]
 
 
+def test_an_unprivileged_user_has_neither_a_kubelet_nor_a_runtime(tmp_path: Path) -> None:
+    found = proc(tmp_path, p3="kubelet|--config=/tmp/x", p4="crio", p5="crio|--config=/tmp/x", p6="irqbalance")
+    for pid, uids in ((3, "1000\t0\t0\t0"), (4, "0\t0\t0\t0"), (5, "1000\t1000\t1000\t1000")):
+        (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nUid:\t{uids}\nNSpid:\t{pid}\n")
+    assert [(program.pid, program.name) for program in daemons.programs(found)] == [(4, "crio"), (6, "irqbalance")]
+
+
 def test_of_the_environment_only_the_names_of_files_are_kept(tmp_path: Path) -> None:
     found = proc(tmp_path, p3="/usr/local/bin/k3s server", p4="crio", p5="kubelet|--config=/c", p6="containerd")
     for pid in (3, 4, 5, 6):

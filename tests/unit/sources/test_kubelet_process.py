@@ -54,6 +54,15 @@ def test_a_kubelet_may_have_moved_to_another_directory(tmp_path: Path, command: 
     assert kubelet.other_directory(tmp_path / "20/root/old") == other
 
 
+def test_a_users_process_of_that_name_is_no_kubelet(tmp_path: Path) -> None:
+    process(tmp_path, 20, "kubelet|--root-dir=/tmp")
+    status = tmp_path / "20/status"
+    status.write_text("Name:\tkubelet\nUid:\t1000\t1000\t1000\t1000\nNSpid:\t20\n")
+    assert KubeletProcess(proc_tree(tmp_path)).runs() is False
+    status.write_text(status.read_text().replace("1000", "0"))
+    assert KubeletProcess(proc_tree(tmp_path)).runs() is True
+
+
 def test_what_cannot_be_seen_is_not_called_absent(tmp_path: Path) -> None:
     """A container's process of that name may be the node's kubelet (Talos), or its author's wish."""
     process(tmp_path, 20, "kubelet", namespace="pid:[2]")
