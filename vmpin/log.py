@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from threading import get_ident
@@ -69,6 +70,32 @@ def operation() -> _Operation:
 
 def _numbered() -> bool:
     return _current != 0 and get_ident() == _thread
+
+
+class LineLimit:
+    """A limit for lines that others can cause: `most` at once, and one more for every `seconds` since then."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most, self._seconds = most, seconds
+        self._left: float = most
+        self._at = time.monotonic()
+
+    def spend(self, level: int) -> int:
+        """Count a line. :returns: its level: DEBUG if it exceeds the limit."""
+        before, self._at = self._at, time.monotonic()
+        self._left = min(self._most, self._left + (self._at - before) / self._seconds)
+        if self._left < 1:
+            return logging.DEBUG
+        self._left -= 1
+        return level
+
+
+def raised_at(err: BaseException) -> str:
+    """Where an error was raised, for a line of the log: `hook_state.py:57`. "" if it was not raised."""
+    place, last = "", err.__traceback__
+    while last is not None:
+        place, last = f"{last.tb_frame.f_code.co_filename.rpartition('/')[2]}:{last.tb_lineno}", last.tb_next
+    return place
 
 
 #: The keys whose values name a sandbox or container, by its id or by a path with that, the most exact first.

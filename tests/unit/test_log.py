@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,3 +197,29 @@ def test_each_call_of_a_logger_that_is_about_a_sandbox_names_it() -> None:
         if about and not log.subjects(form) and not any(keyword.arg == "extra" for keyword in call.keywords):
             nameless.append(f"{place}: {form}")
     assert nameless == []
+
+
+def test_lines_that_others_cause_come_back_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    limit = log.LineLimit(3, 60.0)
+
+    def shown(lines: int) -> int:
+        return [limit.spend(logging.ERROR) for _ in range(lines)].count(logging.ERROR)
+
+    assert shown(9) == 3
+    now += 59.0
+    assert shown(9) == 0
+    now += 1.0
+    assert shown(9) == 1
+    now += 130.0
+    assert shown(1) + shown(9) == 2
+    now += 1e6
+    assert shown(9) == 3
+
+
+def test_the_place_of_an_error_is_the_last_one() -> None:
+    assert log.raised_at(ValueError()) == ""
+    with pytest.raises(ValueError) as raised:
+        json.loads("{")
+    assert re.fullmatch(r"decoder\.py:\d+", log.raised_at(raised.value))

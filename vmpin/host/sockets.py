@@ -23,6 +23,7 @@ from typing import TypeVar
 from vmpin.bounded import parse_whole
 from vmpin.errors import ConfigError
 from vmpin.host.files import Identity, identity
+from vmpin.log import LineLimit
 from vmpin.named_tuple import NamedTuple
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Acceptor:
 
     def __init__(self, listening: socket.socket, pause: float) -> None:
         self._listening, self._pause = listening, pause
-        self._warned = -_WARN_EVERY
+        self._warnings = LineLimit(1, _WARN_EVERY)
 
     async def accept(self) -> socket.socket:
         """Wait for a connection. :returns: its socket, set to non-blocking."""
@@ -119,11 +120,8 @@ class Acceptor:
             loop.remove_reader(self._listening)
 
     def _warn(self, err: OSError) -> None:
-        again = time.monotonic() - self._warned < _WARN_EVERY
-        logger.log(logging.DEBUG if again else logging.WARNING, "no connection can be accepted: %s; tried again every "
-                   "%g s", err.strerror, self._pause)
-        if not again:
-            self._warned = time.monotonic()
+        logger.log(self._warnings.spend(logging.WARNING), "no connection can be accepted: %s; tried again every %g s",
+                   err.strerror, self._pause)
 
 
 def listen(path: Path, group: str = "") -> socket.socket:

@@ -15,6 +15,7 @@ from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.terminal import number_of
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
+from vmpin.log import LineLimit
 from vmpin.pinning.apply import Outcome, Result, carry_out, shared_cpuset
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
@@ -25,8 +26,9 @@ logger = logging.getLogger(__name__)
 
 #: The most different masks of a sandbox that a log line lists.
 SHOWN = 16
-#: A VM's lines about masks that were refused or trimmed: so many, and then one in so many seconds.
-MOST_LINES, LINE_EVERY = 16, 60.0
+#: A VM's lines about masks that were refused or trimmed: so many at once, and one more for every so many seconds.
+#: Guests have their VMMs create threads, for instance by writing to their disks, and none may fill the log.
+_LINES, _LINE_EVERY = 16, 60.0
 #: The entry in `VmMasks.requested` of a thread whose mask was never set.
 _NEVER: tuple[CpuSet | None, CpuSet | None] = None, None
 
@@ -48,18 +50,8 @@ class VmMasks:
         self.waits = ""
         #: Whether the next pass must compare each thread: a mask is not as placed, or has not been read back yet.
         self.open = True
-        #: Lines about refused and trimmed masks so far, and when the last one was logged (monotonic, seconds).
-        self._lines, self._logged_at = 0, 0.0
-
-    def log_level(self, level: int) -> int:
-        """The level of a line about a refused or trimmed mask: DEBUG for what exceeds the limit. Guests have their
-        VMMs create threads, for instance by writing to their disks, and none may fill the log."""
-        now = time.monotonic()
-        self._lines += 1
-        if self._lines > MOST_LINES and now - self._logged_at < LINE_EVERY:
-            return logging.DEBUG
-        self._logged_at = now
-        return level
+        #: Of lines about refused and trimmed masks.
+        self.lines = LineLimit(_LINES, _LINE_EVERY)
 
 
 class Pinner:
@@ -256,7 +248,7 @@ class Pinner:
                 masks.open = True  # another writer has changed it meanwhile: the next pass must compare it
             elif (outcome is Outcome.TRIMMED and not masks.waits
                     and masks.requested.get(identity) != (cpus, got)):
-                logger.log(masks.log_level(logging.WARNING),
+                logger.log(masks.lines.spend(logging.WARNING),
                            "cannot honour %s for %s thread %d sandbox=%s: its cpuset cgroup leaves %s",
                            cpus, thread.role, identity.tid, sandbox, got)
         masks.requested[identity] = cpus, got
@@ -283,7 +275,7 @@ class Pinner:
         for (sandbox, cpus), alike in refusals.items():
             (_, thread, _, _), _, got, why = alike[0]
             more = f" (and {number_of(len(alike) - 1, 'thread', 'more')})" if len(alike) > 1 else ""
-            logger.log(self.of(sandbox).log_level(logging.ERROR),
+            logger.log(self.of(sandbox).lines.spend(logging.ERROR),
                        "mask not set sandbox=%s role=%s thread=%d wanted=%s has=%s: %s%s", sandbox, thread.role,
                        thread.id.tid, cpus, got, why, more)
 

@@ -65,7 +65,7 @@ class ProcEventsFeed:
         #: The scheduled full pass after lost events, and when the last one was requested (time.monotonic()).
         self._resync: asyncio.TimerHandle | None = None
         self._last_resync = 0.0
-        self._warned = float("-inf")  #: When one was logged as a warning (time.monotonic()).
+        self._warnings = log.LineLimit(1, _WARN_EVERY)
         #: Kernel threads without names yet; sandboxes whose new threads are in place and await confirmation.
         self._kernel_threads: set[int] = set()
         self._unconfirmed: set[SandboxId] = set()
@@ -284,9 +284,7 @@ class ProcEventsFeed:
         if self._resync is None:
             wait = max(0.0, self._last_resync + self._timeouts.events_lost - time.monotonic())
             self._resync = asyncio.get_running_loop().call_later(wait, self._resync_now)
-            again = time.monotonic() - self._warned < _WARN_EVERY
-            logger.log(logging.DEBUG if again else logging.WARNING, "%s: a full pass follows", why)
-            self._warned = self._warned if again else time.monotonic()
+            logger.log(self._warnings.spend(logging.WARNING), "%s: a full pass follows", why)
 
     def _resync_now(self) -> None:
         self._resync, self._last_resync = None, time.monotonic()

@@ -119,6 +119,22 @@ def test_threads_that_come_and_go_do_not_fill_the_log(node: Spinners, caplog: py
     assert {record.levelno for record in lines} == {logging.WARNING, logging.ERROR}
 
 
+def test_after_a_quiet_time_a_vm_has_its_lines_again(node: Spinners, caplog: pytest.LogCaptureFixture,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    vm, monotonic = node.vm(), time.monotonic
+    absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
+    for hours in range(3):
+        monkeypatch.setattr(time, "monotonic", lambda hours=hours: monotonic() + 3600 * hours)
+        caplog.clear()
+        for _ in range(16):
+            with subprocess.Popen(["sleep", "600"]) as thread:
+                vm.vmm.threads = {thread.pid: thread_of(thread.pid)}
+                node.place(vm.sandbox, absent)
+                assert node.repair(vm) == 1
+                thread.kill()
+        assert [record.levelno for record in caplog.records].count(logging.ERROR) == 16
+
+
 def test_an_equal_new_placement_hides_no_drift(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
