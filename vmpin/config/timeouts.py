@@ -20,6 +20,7 @@ class Timeouts:
     save: tuple[float, float] = (0.2, 0.5)
     file_calm: float = 0.02  #: From the first inotify event to reading the files: files change in bursts.
     nri_sync: float = 2.0  #: Within this time a runtime synchronizes an NRI plugin that it started itself.
+    nri_lost: float = 30.0  #: Between two lists that are requested for events that could not be applied.
     pod_resources: float = 2.0  #: For an answer of the kubelet's PodResources API.
     pod_resources_pause: float = 5.0  #: Between two requests to it, at the least.
     cri_call: float = 5.0  #: For a CRI call; a runtime takes some 10 ms.

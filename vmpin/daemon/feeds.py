@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vmpin import log
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STARTED_BY_RUNTIME = "NRI_PLUGIN_SOCKET"
-_NOT_APPLIED = 30.0  #: Seconds between two lists for events that could not be applied.
 
 
 def wants_nri(config: Config) -> bool:
@@ -62,6 +62,9 @@ class NriFeed:
         self.state = "waits for the runtime's socket"
         self.plugin: NriPlugin | None = None
         self._requested: dict[str, float] = {}  #: When a list was requested last, by purpose (time.monotonic()).
+        #: The list that is to be requested for lost events, and when the last one was (loop.time()).
+        self._relist: asyncio.TimerHandle | None = None
+        self._relisted = float("-inf")
 
     async def run(self) -> None:
         """Keep the plugin running until cancelled."""
@@ -99,6 +102,9 @@ class NriFeed:
         finally:
             self.plugin = None
             self._queues = []
+            if self._relist is not None:
+                self._relist.cancel()
+                self._relist = None
             for plugin in plugins:
                 plugin.stop()
 
@@ -123,6 +129,17 @@ class NriFeed:
             logger.info("%s: %s", purpose, why)
             self.request_list()
 
+    def _list_again(self) -> None:
+        """Request a list for events that were lost, as no later report has them: at once, but at most one per
+        `nri_lost` seconds, so that a container whose events always fail does not reconnect for ever."""
+        if self._relist is None:
+            loop = asyncio.get_running_loop()
+            self._relist = loop.call_at(max(loop.time(), self._relisted + self._timeouts.nri_lost), self._list_now)
+
+    def _list_now(self) -> None:
+        self._relist, self._relisted = None, asyncio.get_running_loop().time()
+        self.request_list()
+
     def unread(self) -> set[SandboxId]:
         """The sandboxes of events that wait to be taken."""
         return set[SandboxId]().union(*(queue.sandboxes() for queue in self._queues))
@@ -146,13 +163,14 @@ class NriFeed:
         try:
             batch = merged(self._queues)
             if batch.lost:
-                self.request_list()
+                self._list_again()
             if batch.events:
                 self._take(batch.events, batch.times[0], batch.waited)
-        except Exception as err:  # no later report repeats these events: a new list does
-            logger.error("NRI events not applied: %r", err)
+        except Exception as err:
+            logger.error("NRI events not applied, everything is listed again: a mistake of vmpin's in %s: %r",
+                         log.raised_at(err), err)
             logger.debug("NRI events", exc_info=True)
-            self.request_list_for("NRI events not applied", _NOT_APPLIED, err)
+            self._list_again()
         finally:
             self._applied = set()
 

@@ -230,6 +230,59 @@ def test_events_that_cannot_be_applied_are_listed_again(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time a test can put forward, by `skipped` seconds in all."""
+
+    skipped = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped
+
+
+def test_events_that_fail_soon_after_others_are_listed_again_later(tmp_path: Path) -> None:
+    """Once for all of them: a container whose events always fail costs one list in that time."""
+    fed = Fed(tmp_path / "nri.sock", timeouts=Timeouts(nri_lost=1e6))
+    fed.listen()
+    failed: list[None] = []
+
+    def mistaken() -> None:
+        failed.append(None)
+        fed.during = mistaken
+        raise ZeroDivisionError
+
+    async def main(loop: SkippingLoop) -> None:
+        async with fed.running():
+            await until(lambda: fed.feed.plugin is not None)
+            runtime, plugin = fed.accept(), fed.feed.plugin
+            assert plugin is not None
+            runtime.begin([pod()])
+            await until(lambda: fed.batches)
+            fed.during = mistaken
+            runtime.state_change(Verb.POST_START, pod(), container("c1"))
+            for connects in (2, 3):
+                runtime = await asyncio.to_thread(fed.accept)
+                runtime.begin([pod()], [container("c1")])
+                for _ in range(3):
+                    failed.clear()
+                    runtime.state_change(Verb.POST_START, pod(), container("c1"))
+                    await until(lambda: failed)
+                assert plugin.counters.connects == connects
+                loop.skipped += 1e6
+            fed.during = bool
+            runtime = await asyncio.to_thread(fed.accept)
+            runtime.begin([pod()], [container("c1")])
+            await until(lambda: fed.events[-1:] and isinstance(fed.events[-1], Synced))
+            loop.skipped += 1e6
+            await asyncio.sleep(0.01)  # what is due comes
+            runtime.state_change(Verb.POST_START, pod(), container("c1"))
+            assert plugin.counters.connects == 4
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SkippingLoop)
+        runner.run(main(loop))
+
+
 @contextlib.contextmanager
 def started_by_the_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[NriRuntime]:
     """This process has the environment of a plugin that the runtime has started; its end of the connection."""
