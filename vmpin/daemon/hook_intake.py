@@ -54,7 +54,7 @@ class HookIntake:
     def _process(self, hook: HookState, name: str | None, arrived: float) -> bool:
         """Apply a message. :param name: of its file in the spool, None when it could not be spooled.
         :returns: False if that failed: the next resync takes the message from the spool again."""
-        sandboxes = take_hook(self._node_state, hook)
+        sandboxes = take_hook(self._node_state, hook, name)
         if sandboxes is None:
             return False
         if name is not None:

@@ -52,15 +52,16 @@ def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = 
             logger.warning("hook message refused container=%s: %s", container_in(raw), err)
             done.append(name)
         else:
-            if take_hook(node_state, hook) is not None:
+            if take_hook(node_state, hook, name) is not None:
                 done.append(name)
     return done
 
 
 @log.operation()
-def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
-    """Apply a parsed message, and count it. :returns: the sandboxes it is about; None if it has to be tried again,
-    because its process or bundle could not be read."""
+def take_hook(node_state: NodeState, hook: HookState, name: str | None = None) -> set[SandboxId] | None:
+    """Apply a parsed message, and count it. :param name: of its file in the spool, None for no file.
+    :returns: the sandboxes it is about; None if it has to be tried again, because its process or bundle could not be
+    read."""
     from vmpin.sources.hook_state import began_at
 
     try:
@@ -70,8 +71,8 @@ def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
                      hook.container, err)
         return None
     except Exception as err:  # it would fail again at each resync, and no other message nor any pass would follow it
-        logger.error("hook message dropped sandbox=%s container=%s: a mistake of vmpin's: %r", hook.sandbox,
-                     hook.container, err)
+        logger.error("hook message dropped sandbox=%s container=%s file=%s: a mistake of vmpin's in %s: %r",
+                     hook.sandbox, hook.container, name, log.raised_at(err), err)
         logger.debug("hook message", exc_info=True)
         node_state.counters.hooks["refused"] += 1
         return set()

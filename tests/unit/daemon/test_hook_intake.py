@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,15 +90,15 @@ def test_from_the_spool(place: Place, raw: bytes, short: list[str], file: str) -
     assert cpus(reconciler) == "1"
 
 
-def test_a_message_that_cannot_be_applied_stops_no_other(place: Place, raw: bytes,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake of vmpin's would else come again at each resync, and at each start."""
+def test_a_message_that_cannot_be_applied_stops_no_other(place: Place, raw: bytes, monkeypatch: pytest.MonkeyPatch,
+                                                         caplog: pytest.LogCaptureFixture) -> None:
+    """A mistake of vmpin's would else come again at each resync, and at each start. One line has all of it."""
     reconciler, spool = place
     translate = hook_state.events_of
 
     def mistaken(hook: HookState, *given: Any) -> list[Event]:
         if hook.container == "c2":
-            raise ZeroDivisionError
+            raise ZeroDivisionError("/by/")
         return translate(hook, *given)
 
     monkeypatch.setattr(hook_state, "events_of", mistaken)
@@ -104,6 +106,9 @@ def test_a_message_that_cannot_be_applied_stops_no_other(place: Place, raw: byte
     assert take_spool(reconciler.node_state, spool, set()) == names
     assert cpus(reconciler) == "1"
     assert reconciler.node_state.counters.hooks == {"refused": 1, "applied": 1}
+    (line,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert re.fullmatch(rf"hook message dropped sandbox=pod container=c2 file={names[0]}: a mistake of vmpin's in "
+                        r"test_hook_intake\.py:\d+: ZeroDivisionError\('/by/'\)", line)
 
 
 def intake(place: Place, lock: Lock, lost: list[str] | None = None) -> HookIntake:
