@@ -51,11 +51,13 @@ class ApiServer:
     token: it reads its CA once, its token at most once a minute.
     :param kubeconfig: None for the service account of a pod; with `as_kubectl` for the files of KUBECONFIG, else
         ~/.kube/config, else that service account. `context` is one of it, "" for its current one.
-    :raises ConfigError: at the first request, where the package is missing or there is no such configuration."""
+    :raises ConfigError: at the first request, where the package is missing or there is no such configuration. Where
+        there has been one it is a ClusterError: files of tokens and kubeconfigs are replaced."""
 
     def __init__(self, kubeconfig: Path | None = None, context: str = "", as_kubectl: bool = False) -> None:
         self._kubeconfig, self._context, self._as_kubectl = kubeconfig, context, as_kubectl
         self._client: Any = None
+        self._configured = False  #: Whether there has been a client.
         self._lock = threading.Lock()
 
     def check(self) -> None:
@@ -137,12 +139,14 @@ class ApiServer:
                     self._load(config, configuration)
                 # The package's parsers raise the errors of YAML, base64 and of the user's commands.
                 except Exception as err:
+                    if self._configured:
+                        raise ClusterError(f"the configuration cannot be read again: {err}") from err
                     hint = ("give --kubeconfig FILE and --context NAME, or set KUBECONFIG, as for kubectl"
                             if self._as_kubectl else
                             "run it in a pod with a service account, or set kubernetes.kubeconfig")
                     raise ConfigError(f"no API server is configured: {err}", hint) from err
                 configuration.retries = False  # callers have their own pauses
-                self._client = client.ApiClient(configuration)
+                self._client, self._configured = client.ApiClient(configuration), True
                 self._client.user_agent = "vmpin" if self._as_kubectl else "vmpin-reporter"
                 options = self._client.rest_client.pool_manager.connection_pool_kw
                 options |= {"socket_options": KEEPALIVE, "ssl_context": _tls_context(urllib3, options)}
@@ -178,9 +182,11 @@ class ApiServer:
     @contextmanager
     def _translated(self, request: str) -> Iterator[None]:
         """Turn urllib3's errors into ClusterError. :param request: what the message begins with."""
-        _, urllib3 = self._connected()
         try:
+            _, urllib3 = self._connected()
             yield
+        except ConfigError:  # of no request's making
+            raise
         except ClusterError as err:
             text = str(err)
             raise ClusterError(text if request in text else f"{request}: {text}", err.status, err.after) from err
