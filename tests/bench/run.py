@@ -245,7 +245,9 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    args.out.write_text(json.dumps({"benchmarks": [figure.data() for figure in figures]}, indent=2) + "\n")
+    args.out.write_text(json.dumps({"python": sys.version, "benchmarks": [figure.data() for figure in figures]},
+                                   indent=2) + "\n")
+    print(f"Python {sys.version}")  # builds of one version differ by an eighth
     print(f"{'':18} {'value':>9} {'floor':>9} {'ratio':>7}")
     for figure in figures:
         print(line(figure))

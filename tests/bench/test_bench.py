@@ -270,7 +270,7 @@ def test_what_cannot_be_measured_is_an_error(tmp_path: Path) -> None:
     ran, _, err = run("--only", "status_json", "--command", tmp_path / "vmpin", "-o", tmp_path / "bench.json")
     assert ran.returncode == 1
     assert "status_json: not measured: needs the vmpin command" in err
-    assert json.loads((tmp_path / "bench.json").read_text()) == {"benchmarks": []}
+    assert json.loads((tmp_path / "bench.json").read_text()) == {"python": sys.version, "benchmarks": []}
     assert left_over(ran.pid) == []
 
 
