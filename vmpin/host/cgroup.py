@@ -121,6 +121,20 @@ class Cgroups:
             return None
         return self._read(*location)
 
+    def container_cpuset(self, pid: int, container: str) -> CpusetCgroup | None:
+        """Return the cpuset cgroup that is named after a container, else that of its first process. The process may be
+        in a cgroup below: systemd makes `init.scope`, crun `container`, and KubeVirt `housekeeping`, whose cpuset has
+        few of the container's CPUs. CPUs that a partition below has are not effective above it.
+        :param pid: of the first process."""
+        leaf = self.cpuset_of(pid)
+        own = None if leaf is None else Path(_cut_after(leaf.path.as_posix(), container))
+        if leaf is None or own is None or own == leaf.path:
+            return leaf
+        top = self.reread(leaf._replace(path=own))
+        if top is None or top.configured is None:
+            return leaf
+        return top._replace(effective=top.effective | leaf.effective)
+
     def reread(self, cgroup: CpusetCgroup) -> CpusetCgroup | None:
         """Read the CPUs of a cgroup again. None if it is gone."""
         mount = self._v1 or self._v2
@@ -150,7 +164,7 @@ class Cgroups:
         mount, cgroup = self._membership(read_file(f"{self.proc.root}/{pid}/cgroup") or b"", controller)
         if mount is None or not cgroup.strip("/"):
             return None
-        path = mount.locate(cut_after(cgroup, container))
+        path = mount.locate(_cut_after(cgroup, container))
         return None if path is None or (mount is self._v2 and self.is_top(path)) else path
 
     def _find(self, pid: int, tid: int | None) -> tuple[Path, _Mount] | None:
@@ -254,7 +268,7 @@ def _memberships(raw: bytes) -> Iterator[tuple[str, list[str], str]]:
         yield number, controllers.split(","), cgroup
 
 
-def cut_after(cgroup: str, container: str) -> str:
+def _cut_after(cgroup: str, container: str) -> str:
     """Cut a cgroup's path after the first component that is named after the container, as runtimes name it (`ID`,
     `crio-ID.scope`, `kubepods-pod1.slice:cri-containerd:ID`). Without such a component the whole path."""
     parts = cgroup.split("/")

@@ -20,7 +20,7 @@ from vmpin.domain.events import (
 )
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId, ThreadId, named
 from vmpin.host import boottime
-from vmpin.host.cgroup import Cgroups, CpusetCgroup, Layout, cut_after
+from vmpin.host.cgroup import Cgroups, CpusetCgroup, Layout
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.kata import KataSandbox, KataState
@@ -179,11 +179,8 @@ class DiskSources:
 
     def cgroup(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
         """The cpuset in the cgroup of a container's first process, if that cgroup is the container's own."""
-        reported, cgroup, container = self.reports_writes(init), self.cgroups.cpuset_of(init.tid), record.container
-        if cgroup is not None and cgroup.configured is None:
-            # systemd, and some nested runtimes, put the first process into a cgroup below the container's own.
-            own = Path(cut_after(cgroup.path.as_posix(), container.id))
-            cgroup = cgroup if own == cgroup.path else self.cgroups.reread(cgroup._replace(path=own))
+        reported, container = self.reports_writes(init), record.container
+        cgroup = self.cgroups.container_cpuset(init.tid, container.id)
         before = self._cgroups_read.get(container.id) or self._cgroups_before.get(container.id)
         readable = cgroup is not None and cgroup.configured is not None  # else it is read again at each comparison
         self._cgroups_read[container.id] = _CgroupReading(record, cgroup, self.online, reported and readable)
@@ -195,7 +192,7 @@ class DiskSources:
         if record.reported_by(Source.NRI) and container.id not in cgroup.path.as_posix():
             return  # each container's cgroup is named after it: this one is another container's
         # On cgroup v1 every cgroup has CPUs, its parent's by default: they are not the cpuset of a container that was
-        # created without one. (On v2 crun writes a cpuset into both systemd's scope and a cgroup `container` in it.)
+        # created without one.
         if container.cpuset is None and self.cgroups.layout is not Layout.V2 and (
                 cgroup.configured == _cpus_of(self.cgroups.cpus_file(cgroup.path.parent))):
             return

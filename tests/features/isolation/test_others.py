@@ -54,6 +54,8 @@ def only(found: Judgement) -> Any:
     ("/sys/fs/cgroup/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1.slice/web", "web"),
     (f"/system.slice/crio-conmon-{A}.scope", None), (f"{PODS}/crio-conmon-{A}.scope", None),
     (f"{PODS}/crio-{A}.scope/container", A), (f"/machine.slice/libpod-conmon-{A}.scope", None),
+    (f"{PODS}/crio-{A}.scope/crio-conmon-{B}.scope", A), (f"{PODS}/{A}/kubepods/pod2/{B}", A),  # that it has made
+    (f"/docker/{A}/kubelet/kubepods/pod1/{B}", B), (f"/docker/{A}/docker/{B}", A),  # kind with cgroup v1; DinD
     (f"/x/{A[:63]}", None), (f"/x/{A}0", None), ("/sys/fs/cgroup/notkubepods/web", None),
 ])
 def test_a_container_is_recognized_by_its_cgroup(cgroup: str, container: str | None) -> None:

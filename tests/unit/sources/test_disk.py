@@ -110,28 +110,34 @@ def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, onl
     assert (str(event.cpuset), event.source) == (cpus, Source.CGROUP)
 
 
-@pytest.mark.parametrize("below", ["init.scope", "container"])
-def test_a_first_process_may_be_in_a_cgroup_below_its_containers(below: str, tmp_path: Path) -> None:
-    """systemd in a container makes one without a cpuset; crun one with the same (cgroup-systemd.c: subgroup)."""
+@pytest.mark.parametrize(("below", "configured", "above", "effective"), [
+    ("init.scope", None, "4-5", ""),  # systemd in a container
+    ("container", "4-5", "4-5", "4-5"),  # crun (cgroup-systemd.c: subgroup)
+    ("housekeeping", "4", "4-5", "4"),  # KubeVirt (virt-handler: isolateEmulatorThread)
+    ("cgroup-child", "4-5", "0-3,6-7", "4-5"),  # CRI-O (cpu-load-balancing.crio.io), an isolated partition
+])
+def test_a_first_process_may_be_in_a_cgroup_below_its_containers(
+        below: str, configured: str | None, above: str, effective: str, tmp_path: Path) -> None:
     make_tree(tmp_path, f"""
         cgroup/cgroup.controllers = cpuset
         cgroup/cpuset.cpus.effective = 0-7
         cgroup/pods/crio-web.scope/cpuset.cpus = 4-5
-        cgroup/pods/crio-web.scope/cpuset.cpus.effective = 4-5
+        cgroup/pods/crio-web.scope/cpuset.cpus.effective = {above}
         cgroup/pods/crio-web.scope/{below}/cgroup.procs = 7
         proc/7/task/7/cgroup = 0::/pods/crio-web.scope/{below}
     """)
-    if below == "container":
-        make_tree(tmp_path, """
-            cgroup/pods/crio-web.scope/container/cpuset.cpus = 4-5
-            cgroup/pods/crio-web.scope/container/cpuset.cpus.effective = 4-5
+    if configured:
+        make_tree(tmp_path, f"""
+            cgroup/pods/crio-web.scope/{below}/cpuset.cpus = {configured}
+            cgroup/pods/crio-web.scope/{below}/cpuset.cpus.effective = {effective}
         """)
     disk = sources(tmp_path)
     disk.online = CpuSet.parse("0-7")
-    known = ContainerRecord(Container(WEB, "web"), Source.NRI, 1)  # another plugin gave it a cpuset since
-    (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
-    assert isinstance(event, CpusetSeen)
-    assert str(event.cpuset) == "4-5"
+    for cpuset in None, CpuSet.parse("4-6"):  # another plugin has given it a cpuset, or another one, since
+        known = ContainerRecord(Container(WEB, "web", cpuset), Source.NRI, 1)
+        (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
+        assert isinstance(event, CpusetSeen)
+        assert str(event.cpuset) == "4-5"
 
 
 def test_an_unchanged_container_costs_the_files_of_its_cgroup_and_nothing_is_parsed_again(

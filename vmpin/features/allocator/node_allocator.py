@@ -156,7 +156,7 @@ class NodeAllocator:
         record = None if state is None else state.containers.get(grant.container)
         if grant.vm or record is None or record.init is None:
             return None
-        cpuset = self._view.cgroups.cpuset_of(record.init.tid)
+        cpuset = self._view.cgroups.container_cpuset(record.init.tid, grant.container)
         return None if cpuset is None else str(cpuset.effective)
 
     def brief(self) -> dict[str, object] | None:

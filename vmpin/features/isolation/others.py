@@ -13,7 +13,7 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.features.common.cpu_owner import CpuOwner
 from vmpin.features.isolation.process_pods import ProcessPods
-from vmpin.features.isolation.usage import SampledProcess, SampledThread, container_of, is_in
+from vmpin.features.isolation.usage import SampledProcess, SampledThread, container_of
 
 
 def owns(owner: CpuOwner, process: SampledProcess, sandbox: str | None) -> bool:
@@ -22,13 +22,13 @@ def owns(owner: CpuOwner, process: SampledProcess, sandbox: str | None) -> bool:
     if (owner.vm and sandbox == owner.sandbox) or sandbox in owner.members:
         return True
     if owner.members:
-        return is_in(process.cgroup, owner.members)
+        return container_of(process.cgroup) in owner.members
     if owner.uid:
         return f"pod{owner.uid}" in process.cgroup or f"pod{owner.uid.replace('-', '_')}" in process.cgroup
     if not owner.vm and (owner.init == process.pid or (
             owner.cgroup and f"{process.cgroup}/".startswith(f"{owner.cgroup}/"))):
         return True
-    return bool(owner.container) and is_in(process.cgroup, (owner.container,))
+    return bool(owner.container) and container_of(process.cgroup) == owner.container
 
 
 def owners_of(document: Mapping[str, Any]) -> tuple[CpuOwner, ...]:
