@@ -186,7 +186,7 @@ BOMB = "\n".join(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9) if at else 'x'
     ("topology: !!int ''", "not YAML: "),
     ("topology: !!float ''", "not YAML: "),
     ("topology: !!timestamp x", "not YAML: "),
-    ("topology: 2026-02-31", "not YAML: day is out of range"),
+    ("topology: 2026-02-31", "not YAML: day "),
     ("x: " + "[" * 1100, "not YAML: "),
     ("x: " + "[" * 60 + "]" * 60, "is nested more than 32 deep"),
     ("&a [*a]", "is nested more than 32 deep"),
