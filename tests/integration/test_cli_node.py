@@ -131,7 +131,8 @@ def test_every_verb_speaks_json(lab: Lab) -> None:
     node = lab.node
     threads = len(node.sandbox(lab.vm.sandbox)["threads"])
     assert node.data("verify") == {"version": 1, "ok": True, "threads": threads, "sandboxes": 1, "drift": [],
-                                   "collisions": [], "contested": [], "unmanaged": [], "unknown_owners": []}
+                                   "collisions": [], "contested": [], "unmanaged": [], "unknown_owners": [],
+                                   "unknown_vms": []}
     assert node.data("plan") == {"version": 1, "operations": [], "unmanaged": [], "of_features": []}
     reconciled = node.data("repin")
     assert (reconciled["vms"], reconciled["operations"]) == (1, [])

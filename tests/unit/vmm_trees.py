@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from trees import make_tree, stat_line
 
 from vmpin.domain.model import ThreadId, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs, Stat
@@ -85,3 +86,21 @@ def unnamed(tmp_path: Path) -> Fake:
 
 def by_thread(found: Identified) -> dict[int, int]:
     return dict(found.vcpus.items())
+
+
+def process(root: Path, pid: int, argv: list[str], parent: int = 1, uid: int = 0, fds: tuple[str, ...] = (),
+            cgroup: str = "", net: str = "", start: int = 100) -> None:
+    """A process of a tree, named x."""
+    stat = stat_line(pid, parent=parent, start=start)
+    make_tree(root, f"{pid}/stat = {stat}\n{pid}/task/{pid}/stat = {stat}\n")
+    (root / str(pid) / "cmdline").write_text("\0".join(argv) + "\0")
+    (root / str(pid) / "status").write_text(
+        f"Name:\tUid:\\n\nUmask:\t0022\nState:\tS\nTgid:\t{pid}\nPid:\t{pid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
+        f"Gid:\t0\t0\t0\t0\nGroups:\t0 \nNSpid:\t{pid}\n")
+    (root / str(pid) / "cgroup").write_text(f"0::{cgroup or '/'}\n")
+    for number, target in enumerate(fds):
+        (root / str(pid) / "fd").mkdir(exist_ok=True)
+        (root / str(pid) / "fd" / str(number)).symlink_to(target)
+    if net:
+        (root / str(pid) / "ns").mkdir(exist_ok=True)
+        (root / str(pid) / "ns" / "net").symlink_to(net)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
@@ -21,11 +22,14 @@ from vmpin.cli.verbs import (
 )
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
-from vmpin.domain.terminal import ENDED, RIGHTLY_ABSENT, number_of, pod_name, short_id
+from vmpin.domain.terminal import ENDED, RIGHTLY_ABSENT, number_of, pod_name, printable, short_id
 from vmpin.errors import UnseenError
 from vmpin.feature import Comparison, features, present
 from vmpin.named_tuple import NamedTuple
 from vmpin.status.selection import Selection
+
+if TYPE_CHECKING:
+    from vmpin.vmm.unknown_vms import UnknownVm
 
 _ABOUT = """\
 Compare each thread's mask in the kernel with its placement, through the watcher, or without one if none runs. With
@@ -41,7 +45,8 @@ findings:
 
 exit codes:
   0  no finding; also if no VM sandbox runs (the runtime may still list some that have ended), or if the operator
-     has unpinned all of them or switched them off by policy, which the output reports
+     has unpinned all of them or switched them off by policy, which the output reports, as it does processes with a
+     VM that vmpin does not know
   1  a finding, or a container on other CPUs than vmpin has given it
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and no thread could be compared (no VMM that vmpin recognizes,
@@ -86,6 +91,8 @@ class Checked(NamedTuple):
     unknown_owners: Sequence[Document]
     lost: bool
     comparisons: Sequence[Comparison]
+    #: Where the whole node is checked: processes with a VM that vmpin does not know.
+    unknown_vms: Sequence[UnknownVm]
     #: Of all pods and containers by id, as collisions may be with others.
     names: Mapping[str, str]
     #: "" for all namespaces.
@@ -126,7 +133,7 @@ class Checked(NamedTuple):
         return {"threads": len(self.threads), "sandboxes": len(self.sandboxes),
                 "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in self.drift],
                 "collisions": self.collisions, "contested": self.contested, "unmanaged": self.unmanaged,
-                "unknown_owners": self.unknown_owners,
+                "unknown_owners": self.unknown_owners, "unknown_vms": [vm._asdict() for vm in self.unknown_vms],
                 **{name: member for comparison in self.comparisons for name, member in comparison.members.items()}}
 
 
@@ -151,7 +158,18 @@ def _check(config: Config, args: argparse.Namespace) -> Checked:
         refuse_blind(config)
     comparisons = [] if args.direct or lost else [*present(
         verify(config, args, pod, within) for verify in present(feature.verify for feature in features()))]
-    return Checked(sandboxes, collisions, unknown, lost, comparisons, names, within)
+    return Checked(sandboxes, collisions, unknown, lost, comparisons,
+                   [] if pod is not None or within else _unknown_vms(config, sandboxes), names, within)
+
+
+def _unknown_vms(config: Config, sandboxes: Sequence[Document]) -> Sequence[UnknownVm]:
+    """VMs that may be of sandboxes that vmpin should know; none where the operator has it know only some."""
+    if config.watch.only != "*":
+        return []
+    from vmpin.host.procfs import Procfs
+    from vmpin.vmm.unknown_vms import unknown_vms
+
+    return unknown_vms(Procfs(config.paths.proc), {sandbox["vmm"]["pid"] for sandbox in sandboxes if sandbox["vmm"]})
 
 
 def _print(checked: Checked) -> None:
@@ -161,6 +179,9 @@ def _print(checked: Checked) -> None:
     elif not checked.lost:
         text = _without_drift(checked.sandboxes, [thread for _, thread in checked.threads], checked.namespace)
         print_text(text.replace("nothing was", "no thread was") if checked.comparisons else text)
+    if vms := checked.unknown_vms:
+        names = ", ".join(f"{vm.pid} ({printable(vm.name)})" for vm in vms)
+        print_text(f"{number_of(len(vms), 'process runs')} a VM that vmpin does not know: {names}")
     for sandbox in checked.unmanaged:
         print_text(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin status "
                    f"{titles[sandbox]} --explain)")

@@ -98,7 +98,7 @@ def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
     checked("repin", given["reconcile"])
     checked("isolation", given["isolation"])
     checked("verify", {"version": 1, "ok": True, "threads": 0, "sandboxes": 0, "drift": [], "collisions": [],
-                       "contested": [], "unmanaged": [], "unknown_owners": [],
+                       "contested": [], "unmanaged": [], "unknown_owners": [], "unknown_vms": [],
                        "proof": {**given["proof"], "total": total(given["proof"])}})
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from need import need_root
+from vmm_trees import process
 
 from vmpin.cli.verify import refuse_blind
 from vmpin.config import loading as config
@@ -149,6 +150,24 @@ def test_what_was_looked_at(tmp_path: Path, document: dict[str, Any], args: list
         if code < 2:
             done = verify(tmp_path, *args, "-o", "json")
             assert (done.returncode, json.loads(done.stdout)["ok"]) == (code, code == 0)
+
+
+@pytest.mark.parametrize(("document", "args", "only", "unknown", "text"), [
+    (status(), [], "*", [77, 78], "2 processes run a VM that vmpin does not know: 77 (x), 78 (x)\n"),
+    (status({**sandbox("a", thread()), "vmm": {"type": "qemu", "pid": 78}}), [], "*", [77],
+     "1 process runs a VM that vmpin does not know: 77 (x)\n"),
+    (status(sandbox("a", thread())), ["a"], "*", [], "are on their CPUs\n"),
+    (TWO, ["-n", "web"], "*", [], "are on their CPUs\n"), (status(), [], "a*", [], "nothing was compared\n")])
+def test_vms_that_vmpin_does_not_know_are_named(tmp_path: Path, document: dict[str, Any], args: list[str], only: str,
+                                                unknown: list[int], text: str) -> None:
+    """They may be sandboxes of a runtime that no source is for, or VMs of the operator's own: no finding."""
+    for pid in (77, 78):
+        process(tmp_path / "proc", pid, ["/opt/vmm"], fds=("/dev/kvm", "anon_inode:kvm-vm"))
+    with watcher(tmp_path, json.dumps(document).encode() + b"\n"):
+        done = verify(tmp_path, *args, paths__proc=str(tmp_path / "proc"), watch__only=only)
+        assert (done.returncode, done.stdout.endswith(text), done.stderr) == (0, True, ""), done
+        done = verify(tmp_path, *args, "-o", "json", paths__proc=str(tmp_path / "proc"), watch__only=only)
+        assert [vm["pid"] for vm in json.loads(done.stdout)["unknown_vms"]] == unknown
 
 
 @pytest.mark.parametrize("args", [[], ["-o", "json"], ["a"]])

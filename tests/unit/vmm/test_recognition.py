@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from need import need_root, need_tool
-from trees import make_tree, stat_line
+from vmm_trees import process
 
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
@@ -39,23 +39,6 @@ ODD = ["/usr/local/bin/vmm", "-name", f"sandbox-{SID},debug-threads=on", "-smp",
 VIRTIOFSD = ["/opt/kata/libexec/virtiofsd", "--fd=3",
              f"--shared-dir=/run/kata-containers/shared/sandboxes/{SID}/shared"]
 SERVER = ["/usr/local/bin/files", "--sock", f"/run/kata/{SID}/root/virtiofsd.sock"]
-
-
-def process(root: Path, pid: int, argv: list[str], parent: int = 1, uid: int = 0, fds: tuple[str, ...] = (),
-            cgroup: str = "", net: str = "", start: int = 100) -> None:
-    stat = stat_line(pid, parent=parent, start=start)
-    make_tree(root, f"{pid}/stat = {stat}\n{pid}/task/{pid}/stat = {stat}\n")
-    (root / str(pid) / "cmdline").write_text("\0".join(argv) + "\0")
-    (root / str(pid) / "status").write_text(
-        f"Name:\tUid:\\n\nUmask:\t0022\nState:\tS\nTgid:\t{pid}\nPid:\t{pid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
-        f"Gid:\t0\t0\t0\t0\nGroups:\t0 \nNSpid:\t{pid}\n")
-    (root / str(pid) / "cgroup").write_text(f"0::{cgroup or '/'}\n")
-    for number, target in enumerate(fds):
-        (root / str(pid) / "fd").mkdir(exist_ok=True)
-        (root / str(pid) / "fd" / str(number)).symlink_to(target)
-    if net:
-        (root / str(pid) / "ns").mkdir(exist_ok=True)
-        (root / str(pid) / "ns" / "net").symlink_to(net)
 
 
 def inventory(root: Path, claims: dict[SandboxId, VmmClaim] | None = None, rounds: int = 1) -> VmInventory:

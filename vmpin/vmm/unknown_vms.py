@@ -1,0 +1,42 @@
+"""Processes that run a VM of KVM, and that are no VMM that vmpin knows. No pass looks for them: that takes a look at
+each descriptor of the node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from itertools import islice
+
+from vmpin.bounded import MAX_PID, parse_whole
+from vmpin.host.procfs import Procfs
+from vmpin.named_tuple import NamedTuple
+from vmpin.vmm.kvm import has_vm
+from vmpin.vmm.recognition import classify
+
+MOST = 64  #: So many are found at most.
+
+
+class UnknownVm(NamedTuple):
+    pid: int
+    name: str  #: Of its main thread. The program chooses it.
+
+
+def unknown_vms(proc: Procfs, known: Collection[int]) -> list[UnknownVm]:
+    """Find processes with a VM that neither are of `known` pids nor have a VMM's name, as far as they may be traced.
+    Only this user's (root's): a runtime starts VMMs so, and other users may have very many descriptors. A process in a
+    pid namespace of its own belongs to a container."""
+    def find(pid: str) -> UnknownVm | None:
+        number = parse_whole(pid, MAX_PID, 1)
+        if (number is None or number in known or not _is_own(proc, pid) or not has_vm(proc, pid)
+                or proc.nested(pid) is not False):
+            return None
+        stat = None if classify(proc.cmdline(pid)) else proc.stat(pid)
+        return None if stat is None else UnknownVm(number, stat.comm)
+    return list(islice(filter(None, map(find, proc.pids())), MOST))
+
+
+def _is_own(proc: Procfs, pid: str) -> bool:
+    try:
+        return os.stat(f"{proc.root}/{pid}").st_uid == os.geteuid()
+    except OSError:
+        return False
