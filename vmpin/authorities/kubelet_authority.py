@@ -67,8 +67,9 @@ class KubeletCheckpoint:
                 self.written = info.st_mtime_ns
             return self._state
         self._raw, self._usable = raw, False
+        reserved = self._state.reserved if self._state is not None else ()
         try:
-            self._state = parse_checkpoint(raw, str(self.path))._replace(written=info.st_mtime_ns).dated(
+            self._state = parse_checkpoint(raw, str(self.path), reserved)._replace(written=info.st_mtime_ns).dated(
                 boottime.of_wall(info.st_mtime_ns, before), self._state)
         except SourceError as err:
             return self._refused(str(err))

@@ -34,6 +34,8 @@ class _Contents(NamedTuple):
     since: Mapping[tuple[str, str], int] = MappingProxyType({})
     #: When the first file with these contents was written: its mtime (CLOCK_REALTIME ns), 0 if unknown. Not compared.
     written: int = 0
+    #: Reserved CPUs that it lists for system pods, which own them not (runtime.kubelet). Not compared.
+    reserved: frozenset[CpuSet] = frozenset()
 
 
 class CpuManagerState(_Contents):

@@ -141,7 +141,8 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
 def _pack_kubelet(kubelet: CpuManagerState) -> dict[str, object]:
     return {"policy": kubelet.policy, "default": kubelet.default, "version": kubelet.version,
             "written": kubelet.written, "pods": dict(kubelet.pods),
-            "entries": [[*key, cpus, kubelet.since.get(key, 0)] for key, cpus in kubelet.entries.items()]}
+            "entries": [[*key, cpus, kubelet.since.get(key, 0)] for key, cpus in kubelet.entries.items()],
+            **({"reserved": [*kubelet.reserved]} if kubelet.reserved else {})}
 
 
 def _unpack_kubelet(packed: dict[str, Any]) -> CpuManagerState:
@@ -151,7 +152,7 @@ def _unpack_kubelet(packed: dict[str, Any]) -> CpuManagerState:
         {uid: CpuSet.parse(cpus) for uid, cpus in packed["pods"].items()},
         checked_whole(packed["version"], MAX_INT64),
         since={(str(uid), str(name)): min(_time(since), boottime.now()) for uid, name, _, since in packed["entries"]},
-        written=_time(packed["written"]))
+        written=_time(packed["written"]), reserved=frozenset(map(CpuSet.parse, packed.get("reserved", ()))))
 
 
 def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[int], int]) -> SandboxState:

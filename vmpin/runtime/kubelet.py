@@ -7,7 +7,7 @@ of 1.37, V3 of 1.36 with pod level resources, and V2. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from vmpin.cpuset import EMPTY, CpuLists, CpuSet, CpuSetError
 from vmpin.domain.kubelet_cpus import CpuManagerState
@@ -20,16 +20,18 @@ MAX_BYTES = 1 << 20  #: A node full of pods has some 40 kB.
 #: Containers and pods with exclusive CPUs. The largest machines have some 2,000 CPUs, and no kubelet a thousand pods.
 MAX_ENTRIES = 1024
 #: So many pods with the very same CPUs, outside the shared pool, are system pods on CPUs that are reserved for them:
-#: StarlingX' kubelet lists these so (starlingx/integ: kubelet-cpumanager-infra-pods-use-system-reserved-CP.patch).
+#: StarlingX' kubelet lists these so (starlingx/integ: kubelet-cpumanager-infra-pods-use-system-reserved-CP.patch), and
+#: never puts them into the pool (kubelet-cpumanager-keep-normal-containers-off-reserv.patch).
 SYSTEM_PODS = 3
 #: The most bytes for which checksums are computed, which takes some 0.1 µs per byte in Python.
 MAX_CHECKED = 64 << 10
 
 
-def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
+def parse_checkpoint(raw: bytes, where: str = NAME, reserved: Collection[CpuSet] = ()) -> CpuManagerState:
     """Parse a checkpoint. A wrong checksum is only recorded in `trouble`: the kubelet computes it from a dump of a Go
     struct with its types, so it has changed between kubelet versions without any change of CPUs.
-    :param where: the name of the file, for errors.
+    :param where: the name of the file, for errors. :param reserved: by the checkpoint before: they are so as long as
+        they are outside the pool, however few of the system pods are left.
     :raises SourceError: it is empty, truncated, in another format, or has an invalid CPU list."""
     if len(raw) > MAX_BYTES:
         raise SourceError(where, f"is {len(raw)} bytes long, at most {MAX_BYTES} are read")
@@ -39,9 +41,9 @@ def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
     data = outer.get("data")
     if isinstance(data, str) and data:
         # The rest of the file is for older kubelets; newer ones ignore it.
-        state = _contents(_object(data, f"{where}: data"), where)._replace(version=4)
+        state = _contents(_object(data, f"{where}: data"), where, reserved)._replace(version=4)
         return _with_trouble(state, _matches(outer.get("datachecksum"), [f"(string){data}"]))
-    state = _contents(outer, where)
+    state = _contents(outer, where, reserved)
     checksum = outer.get("checksum")
     return _with_trouble(state, None if checksum in (0, None) else _matches(checksum, _dumps(outer, state)))
 
@@ -51,7 +53,7 @@ def _object(raw: bytes | str, where: str) -> dict[str, object]:
     return {key.lower(): value for key, value in parse_object(raw, where, 8 * MAX_ENTRIES).items()}
 
 
-def _contents(document: dict[str, object], where: str) -> CpuManagerState:
+def _contents(document: dict[str, object], where: str, before: Collection[CpuSet]) -> CpuManagerState:
     lists = CpuLists()
     policy = document.get("policyname")
     if not isinstance(policy, str) or not valid_id(policy):
@@ -70,18 +72,20 @@ def _contents(document: dict[str, object], where: str) -> CpuManagerState:
     for key, value in by_pod.items():
         folded = {name.lower(): cpus for name, cpus in value.items()} if isinstance(value, dict) else {}
         pods[_id(key, where)] = _cpus(lists, folded.get("cpuset"), f"{where}: pod entry {key}")
-    reserved = _reserved(entries, default)
-    return CpuManagerState(policy, default, {key: cpus for key, cpus in entries.items() if cpus not in reserved},
-                           {uid: cpus for uid, cpus in pods.items() if cpus}, 3 if pods else 2)
+    reserved = _reserved(entries, default, before)
+    return CpuManagerState(policy, default,
+                           {key: cpus for key, cpus in entries.items() if cpus and cpus not in reserved},
+                           {uid: cpus for uid, cpus in pods.items() if cpus}, 3 if pods else 2, reserved=reserved)
 
 
-def _reserved(entries: Mapping[tuple[str, str], CpuSet], default: CpuSet) -> set[CpuSet]:
-    """The CPUs of entries that are no container's own: none, and those of system pods."""
+def _reserved(entries: Mapping[tuple[str, str], CpuSet], default: CpuSet,
+              before: Collection[CpuSet]) -> frozenset[CpuSet]:
+    """The CPUs of system pods."""
     pods: dict[CpuSet, set[str]] = {}
     for (uid, _), cpus in entries.items():
         pods.setdefault(cpus, set()).add(uid)
-    return {cpus for cpus, uids in pods.items()
-            if not cpus or (len(uids) >= SYSTEM_PODS and cpus.isdisjoint(default))}
+    many = (cpus for cpus, uids in pods.items() if len(uids) >= SYSTEM_PODS)
+    return frozenset(cpus for cpus in (*many, *before) if cpus and cpus.isdisjoint(default))
 
 
 def _with_trouble(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from vmpin.authorities.kubelet_authority import KubeletCheckpoint, assignments_of
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId
+from vmpin.reconcile import state_file
+from vmpin.reconcile.state_format import SavedState
 from vmpin.runtime.kubelet import MAX_BYTES
 
 UID = "uid-1"
@@ -151,6 +153,27 @@ def test_a_removed_checkpoint_of_the_static_policy_is_used_on_until_there_is_ano
     assert (node.owned(), node.state.stale, node.state.trouble) == ("4-5", False, "")
     node.path.unlink()  # once more is news
     assert (node.owned(), len(node.warnings)) == ("4-5", 2)
+
+
+def test_cpus_of_system_pods_stay_theirs_when_one_of_these_ends(node: Node, tmp_path: Path) -> None:
+    """Of StarlingX' kubelet, also for a watcher that is started meanwhile: its state file has them."""
+    def write(*uids: str, default: str = "2-7") -> None:
+        entries = {uid: {"main": "0-1"} for uid in uids}
+        node.write(json.dumps({"policyName": "static", "defaultCpuSet": default, "entries": entries,
+                               "checksum": 0}).encode(), None)
+
+    write("a", "b", "c")
+    assert node.owned() == ""
+    write("a", "b")
+    assert (node.owned(), node.state.trouble) == ("", "")
+    kept = SavedState(kubelet=node.state.read())
+    state_file.save(tmp_path / "state.json", "boot", kept)
+    again = KubeletCheckpoint(node.root, node.warnings.append,
+                              state_file.load(tmp_path / "state.json", "boot")[0].kubelet)
+    write("a")
+    assert (again.read() or CpuManagerState("", EMPTY)).entries == {}
+    write("a", default="0-7")
+    assert node.owned() == "0-1"
 
 
 def test_what_a_removed_checkpoint_said_is_over_when_another_names_another_policy(node: Node) -> None:

@@ -190,6 +190,11 @@ def test_cpus_that_the_kubelet_reserves_for_system_pods_are_no_containers_own() 
     two = {"policyName": "static", "defaultCpuSet": "2-7", "entries": {uid: platform[uid] for uid in ("3f1c", "77ab")}}
     assert parsed(two).trouble == "CPUs 0-1 are exclusive to more than one pod"
     assert "both exclusive and shared" in parsed({**two, "defaultCpuSet": "0-7", "entries": platform}).trouble
+    # But not while the others have ended; CPUs that have been in the pool since are given to anyone.
+    few = parse_checkpoint(json.dumps(two).encode(), reserved=state.reserved)
+    assert (few.trouble, few.entries, few.reserved) == ("", {}, state.reserved)
+    pooled = parse_checkpoint(json.dumps({**two, "defaultCpuSet": "1-7"}).encode(), reserved=state.reserved)
+    assert (len(pooled.entries), pooled.reserved) == (2, frozenset())
 
 
 # --- what cannot be believed -----------------------------------------------------------------------------------------
