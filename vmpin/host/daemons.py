@@ -54,11 +54,14 @@ class Program(NamedTuple):
 def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
     """List the processes that run one of these programs, sorted by pid. A process in another pid namespace, or of an
     unprivileged user, counts only if its program usually runs in a container: any container, and any user of the node,
-    may run a `kubelet`, with paths of its own."""
+    may run a `kubelet`, with paths of its own. Processes that may not be read (hidepid=, SELinux) are left out."""
     names = frozenset(wanted)
     running = []
     for pid in sorted(map(int, proc.pids())):
-        argv = proc.cmdline(pid)
+        try:
+            argv = proc.cmdline(pid)
+        except PermissionError:
+            continue
         if len(argv) == 1:
             argv = argv[0].split(" ")  # a program that sets its title has all of it in one argument
         name = next((word for word in names_of(argv) if word in names), None)

@@ -57,7 +57,8 @@ class ProcessTable:
         :param claims: claims of sources about the VMMs' pids; claimed processes are always read, because a process may
             execute a VMM long after its creation.
         :param full: whether to recognize every process again.
-        :param reported: whether events report every executed program."""
+        :param reported: whether events report every executed program.
+        :raises PermissionError: other programs' processes cannot be read, as with hidepid=."""
         self.round += 1
         self._claims = {claim.pid: ClaimedVmm(sandbox, claim) for sandbox, claim in claims.items()}
         pids = self.proc.pids()
@@ -70,10 +71,10 @@ class ProcessTable:
         for pid in pids:
             since = self._seen.setdefault(pid, self.round)
             if full or self.round - since < YOUNG_PASSES or int(pid) % rounds == turn:
-                self._inspect(pid)
+                self._inspect_readable(pid)
         for number in self._claims:
             if number not in self.vmms and (pid := str(number)) in present:
-                self._inspect(pid)
+                self._inspect_readable(pid)
 
     def is_turn(self, pid: int, rounds: int) -> bool:
         """Whether this is the one of `rounds` passes in which a process is read again although nothing changed."""
@@ -86,7 +87,7 @@ class ProcessTable:
         if pid not in self.helpers and self.proc.nested(pid) is not False:
             self._drop(pid)
             return None
-        self._inspect(str(pid))
+        self._inspect_readable(str(pid))
         recognized = self.vmms.get(pid) or self.helpers.get(pid)
         if recognized is not None or pid in self.kernel or pid in self.impostors:
             self._seen.setdefault(str(pid), self.round)
@@ -113,6 +114,15 @@ class ProcessTable:
         for table in (self.vmms, self.helpers, self.kernel, self.impostors):
             if table is not but:
                 table.pop(pid, None)
+
+    def _inspect_readable(self, pid: str) -> None:
+        """Inspect a process. One that a security module lets no program read stays as it was.
+        :raises PermissionError: process 1 cannot be read, either."""
+        try:
+            self._inspect(pid)
+        except PermissionError as err:
+            self.proc.beginning(1)
+            logger.debug("ignored pid=%s: %s", pid, err)
 
     def _inspect(self, pid: str) -> None:
         """Read and recognize a process, without regard to earlier entries of its pid."""

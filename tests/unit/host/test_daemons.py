@@ -60,6 +60,17 @@ def test_what_a_container_calls_a_kubelet_is_none(tmp_path: Path) -> None:
     assert [(program.pid, program.name) for program in daemons.programs(found)] == [(4, "tuned"), (6, "containerd")]
 
 
+def test_a_process_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:
+    class Denying(Procfs):
+        def beginning(self, pid: int | str) -> bytes:
+            if pid == 3:
+                raise PermissionError
+            return super().beginning(pid)
+
+    proc(tmp_path, p3="kubelet", p4="crio")
+    assert [program.name for program in daemons.programs(Denying(tmp_path))] == ["crio"]
+
+
 def test_an_unprivileged_user_has_neither_a_kubelet_nor_a_runtime(tmp_path: Path) -> None:
     found = proc(tmp_path, p3="kubelet|--config=/tmp/x", p4="crio", p5="crio|--config=/tmp/x", p6="irqbalance")
     for pid, uids in ((3, "1000\t0\t0\t0"), (4, "0\t0\t0\t0"), (5, "1000\t1000\t1000\t1000")):

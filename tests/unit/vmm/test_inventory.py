@@ -48,6 +48,34 @@ def test_a_qemu_in_a_container_is_no_sandboxs_vmm(tmp_path: Path, spaces: str, v
     assert set(inventory.vms) == vms
 
 
+class Denying(Procfs):
+    """A security module lets nothing read these processes."""
+
+    denied: tuple[int, ...] = ()
+
+    def beginning(self, pid: int | str) -> bytes:
+        if int(pid) in self.denied:
+            raise PermissionError
+        return super().beginning(pid)
+
+
+def test_a_process_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:
+    """As SELinux's rules for one program. Where no process may be read (hidepid=), that is an error."""
+    process(tmp_path, 1, "init", "/sbin/init")
+    process(tmp_path, 77, "odd", "odd")
+    process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
+    proc = Denying(tmp_path)
+    inventory, proc.denied = VmInventory(proc), (77,)
+    assert inventory.scan({}) == {SandboxId("a")}
+    assert inventory.inspect(77) is None
+    proc.denied = (77, 4000)
+    assert inventory.scan({}, full=True) == set()
+    assert set(inventory.vms) == {"a"}
+    proc.denied = (1, 77)
+    with pytest.raises(PermissionError):
+        inventory.scan({}, full=True)
+
+
 FULL, UUID = "5a" * 32, "0a8b0c0e-1111-4222-8333-444455556666"
 
 
