@@ -198,6 +198,24 @@ def test_a_resize_that_was_missed_with_the_ledger_is_taken_in() -> None:
     assert on_synchronize(MACHINE, listed(forged, honest), None, ON).ledger.grants[honest.id].cpus == cpus("2-3")
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_of_resizes_that_were_missed_those_that_give_cpus_back_come_first(lost: bool) -> None:
+    """A found history: the older container needs what the younger one gives back. The list again changes nothing."""
+    node = Played()
+    node.create("more", 1, EXCLUSIVE, time_ns=1)
+    node.create("fewer", 5, EXCLUSIVE, time_ns=2)
+    had = {key: (grant.written, annotation_of(grant)) for key, grant in node.ledger.grants.items()}
+    resized = [a_container(name, size, EXCLUSIVE, cpuset=had[ContainerId(name)][0], state=ContainerState.RUNNING,
+                           time_ns=at)._replace(annotations={GRANT_KEY: had[ContainerId(name)][1]})
+               for at, (name, size) in enumerate({"more": 3, "fewer": 1}.items(), start=1)]
+    answer = on_synchronize(MACHINE, listed(*resized), None if lost else node.ledger, ON)
+    grants = answer.ledger.grants
+    assert {key: len(grant.cpus) for key, grant in grants.items()} == {"more": 3, "fewer": 1}
+    assert not answer.ledger.refused
+    again = [one._replace(cpuset=grants[one.id].written) for one in resized]
+    assert on_synchronize(MACHINE, listed(*again), answer.ledger, ON) == Answer(answer.ledger)
+
+
 def test_a_container_on_the_whole_pool_has_no_cpus_of_its_own() -> None:
     """One was refused its CPUs, as the pool must keep one, and there are as many in it as it asked for."""
     own = claim("a", 2, FORGED % "2-3", "2-3")

@@ -60,7 +60,8 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
     3. If the ledger is lost: VMs' containers on the pool are recorded, and the shared CPUs taken from the cpusets.
     4. Spare sets and shared CPUs follow.
     5. The unproven with a cpuset are recorded: containers that are left alone, so that no other gets their CPUs.
-    6. Known containers get the state, cpuset and request that the runtime has, which may be a resize.
+    6. Known containers get the state, cpuset and request that the runtime has, which may be a resize: those that give
+       CPUs back come first.
     7. The unproven without a cpuset get CPUs, of what is left."""
     before = ledger or Ledger()
     notes: list[str] = []
@@ -81,6 +82,7 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
         after = _shared_as_listed(machine, after, options)
     after = rebalanced(machine, after, options)
     after = _with_missed(machine, after, (container for container in unproven if container.cpuset), options, notes)
+    known.sort(key=lambda container: requested_amount(container).size >= after.grants[container.id].amount.size)
     for container in known:
         after = _as_listed(machine, after, container, options, notes)
     after = _with_missed(machine, after, (container for container in unproven if not container.cpuset), options, notes)
