@@ -216,6 +216,21 @@ def test_of_resizes_that_were_missed_those_that_give_cpus_back_come_first(lost: 
     assert on_synchronize(MACHINE, listed(*again), answer.ledger, ON) == Answer(answer.ledger)
 
 
+@pytest.mark.parametrize("fixed_in_vm", [False, True])
+def test_a_vm_whose_resize_was_missed_takes_no_spare_cpu_that_is_anothers_own(fixed_in_vm: bool) -> None:
+    """A found history: the VM has one CPU and a spare one, which is not that of its creation, and requests two."""
+    vm = claim("vm", 2, '{"v":1,"policy":"exclusive","since":1,"cpus":"1","spare":"3"}', "1-2")._replace(
+        vm=True, vm_vcpus=1)
+    spare = ',"spare":"4"' if fixed_in_vm else ""
+    fixed = claim("fixed", 1, f'{{"v":1,"policy":"fixed","since":2,"cpus":"2"{spare}}}',
+                  "2,4" if fixed_in_vm else "2")._replace(
+        state=ContainerState.CREATED, vm=fixed_in_vm, vm_vcpus=1 if fixed_in_vm else None)
+    grants = on_synchronize(MACHINE, listed(vm, fixed), None, ON).ledger.grants
+    assert (str(grants[fixed.id].cpus), grants[fixed.id].left_alone) == ("2", False)
+    assert len(grants[vm.id].cpus) == 2
+    assert cpus("1") <= grants[vm.id].cpus <= cpus("1,3-7")
+
+
 def test_a_container_on_the_whole_pool_has_no_cpus_of_its_own() -> None:
     """One was refused its CPUs, as the pool must keep one, and there are as many in it as it asked for."""
     own = claim("a", 2, FORGED % "2-3", "2-3")

@@ -29,7 +29,6 @@ from vmpin.features.allocator.grants.admission import (
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuWish, Refusal
 from vmpin.features.allocator.grants.eligibility import (
-    OWN,
     PolicyRuling,
     brings_cpus,
     configured_groups,
@@ -201,14 +200,14 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
         else:
             group = group_of(annotated.wish._replace(policy=annotated.policy), container.namespace, options)
             claims.append(_Claim(container, annotated, container.cpuset, requested_amount(container), group))
-    # Certainly no container's own: a shared container runs on them. Certainly another's: outside VMs and groups a
-    # cpuset has a container's own CPUs alone; those of a fixed one may be spare CPUs of a VM.
-    pooled = union(claim.cpuset for claim in claims if claim.annotated.policy not in OWN)
+    # No container's own: two containers run on them, and not as members of one group. Another's own: outside VMs and
+    # groups a cpuset has a container's own CPUs alone; those of a fixed one may be spare CPUs of a VM.
+    several = _in_several_cpusets(claims)
     single = union(claim.cpuset for claim in claims if claim.annotated.policy in _SINGLE and not claim.container.vm)
     members = Counter([*(grant.group for grant in ledger.grants.values()), *(claim.group for claim in claims)])
     for claim in _by_precedence(claims):
         alone = not claim.group or members[claim.group] == 1
-        others_cpus = single if claim.annotated.policy is CpuPolicy.FIXED else pooled | single  # fixed: in the pool
+        others_cpus = single if claim.annotated.policy is CpuPolicy.FIXED else several  # fixed: in the pool
         grant = _grant_of(machine, ledger, claim, options, others_cpus, alone)
         if isinstance(grant, str):
             notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
@@ -220,6 +219,18 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
             ledger = ledger.with_grants(grant._replace(policy=CpuPolicy.NONE, group="", cpus=EMPTY, spare=EMPTY,
                                                        own_spare=False))
     return ledger, others
+
+
+def _in_several_cpusets(claims: Iterable[_Claim]) -> CpuSet:
+    """The CPUs in the cpusets of two containers. A group counts as one container."""
+    cpusets: dict[str, CpuSet] = {}
+    for claim in claims:
+        key = claim.group or claim.container.id
+        cpusets[key] = cpusets.get(key, EMPTY) | claim.cpuset
+    once = several = EMPTY
+    for cpus in cpusets.values():
+        once, several = once | cpus, several | once & cpus
+    return several
 
 
 def _by_precedence(claims: Iterable[_Claim]) -> list[_Claim]:
@@ -317,7 +328,7 @@ def _leaves_a_pool(machine: Topology, ledger: Ledger, grant: Grant, options: All
 
 def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, mates: CpuSet, others_cpus: CpuSet) -> CpuSet:
     """The container's own CPUs in its cpuset; a VM's has spare CPUs besides, and a group's those of other members.
-    Those that are not in `others_cpus` come first; of these the annotation's, then those of no other grant.
+    Those that are not in `others_cpus` come first, of these the annotation's, then those of no other grant.
     :param taken: CPUs that cannot be its own. :param mates: those of them that other members of its group have got
     already. The annotation may name these, as resizes pass them on: which member has which of the group's CPUs does
     not matter."""
@@ -326,6 +337,8 @@ def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, mates: CpuSet, others_
     named = claim.annotated.cpus & claim.cpuset - mates
     order = [*named, *(claim.cpuset - named - taken - claim.annotated.spare), *(claim.cpuset - named - taken)]
     order.sort(key=others_cpus.__contains__)
+    if claim.resized:  # The resize may have been missed, and its CPUs be fewer than it requests.
+        order = [cpu for cpu in order if cpu not in others_cpus] or order
     return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
 
 
