@@ -15,6 +15,8 @@ SOURCES = [*MODULES.values(), *(ROOT / "guest").rglob("*.py"), ROOT / "hooks/vmp
 NO_SENTENCE = (":", "What ", "Which ", "As ", "By ", "From ", "Of ", "Those ", "With ", "Without ")
 #: `package.module` or `package.module.name`, with the name of one of vmpin's packages in front.
 MODULE_NAME = re.compile(rf"(?<![\w/`.-])((?:{'|'.join(FLOORS)})(?:\.[a-z_]\w*)+)(?![\w/`-])")
+#: A package's docstring lists its modules, each with what it has: `counters, facts: values that are shown`.
+LISTED = re.compile(r"(?:^|\n|\. )([a-z_]+(?:,\s[a-z_]+)*): ")
 FILE_SUFFIXES = (".json", ".yaml", ".toml", ".md")
 
 
@@ -49,3 +51,12 @@ def test_the_docstring_of_a_function_begins_with_a_sentence() -> None:
 def test_the_modules_that_docstrings_name_exist() -> None:
     assert [f"{path.relative_to(ROOT)}:{line}: {name}" for path in SOURCES for line, text in docstrings(path).items()
             for name in MODULE_NAME.findall(text) if not name.endswith(FILE_SUFFIXES) and not exists(name)] == []
+
+
+def test_the_modules_that_a_package_lists_exist() -> None:
+    packages = [path for path in MODULES.values() if path.name == "__init__.py"]
+    listed = [(path.parent, name) for path in packages for names in LISTED.findall(ast.get_docstring(tree(path)) or "")
+              for name in re.split(r",\s", names)]
+    assert len(listed) > 50
+    assert [str(package / name) for package, name in listed
+            if not (package / f"{name}.py").exists() and not (package / name).is_dir()] == []
