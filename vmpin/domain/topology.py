@@ -70,9 +70,8 @@ class Topology(_Groups):
 
     @cached_property
     def all_cpus(self) -> CpuSet:
-        """Every CPU that any field names."""
-        return union((self.online, self.present, self.isolated, self.nohz_full,
-                      *self.cores, *self.caches, *self.nodes.values(), *self.sockets))
+        """Every CPU that any field names: each is in a core."""
+        return union(self.cores)
 
     def core_of(self, cpu: int) -> CpuSet:
         """The CPU and its SMT siblings; only the CPU if it is in no core."""
