@@ -6,7 +6,6 @@ All functions return None for a cgroup that is missing: removed, hidden by a cgr
 from __future__ import annotations
 
 import enum
-import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -284,9 +283,7 @@ def _list(path: str) -> CpuSet | None:
     try:
         raw = read_file(path)
     except OSError as err:
-        # kernfs returns ENODEV for a file of a cgroup that was removed since it was opened.
-        if err.errno != errno.ENODEV:
-            logger.debug("ignored file=%s: %s", path, err)
+        logger.debug("ignored file=%s: %s", path, err)
         return None
     return None if raw is None else _parsed(raw)
 

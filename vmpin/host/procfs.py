@@ -7,6 +7,7 @@ Processes and threads end at any time: functions return None or an empty list fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -31,6 +32,8 @@ BEGINNING, _LONGEST_CMDLINE = 4096, 131072
 _OCTAL = r"\\([0-7]{3})"
 _RELEASE = r"([0-9]{1,4})\.([0-9]{1,4})"
 _READ = os.O_RDONLY | os.O_CLOEXEC
+#: ENODEV: the file of a cgroup that was removed since it was opened (fs/kernfs/file.c).
+_GONE = frozenset((errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ENODEV))
 _STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
 _MAX_UID = (1 << 32) - 1
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -114,18 +117,18 @@ def _unescaped(field: str) -> str:
 
 
 def read_file(path: str, limit: int = 65536, within: int | None = None) -> bytes | None:
-    """Read the first `limit` bytes; None if the file or its process is gone. Not open(): a text or buffered file takes
-    twice as many system calls. :param within: a directory that the path is relative to."""
+    """Read the first `limit` bytes; None if the file, its process or its cgroup is gone. Not open(): a text or
+    buffered file takes twice as many system calls. :param within: a directory that the path is relative to."""
     try:
         fd = os.open(path, _READ, dir_fd=within)
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-        return None
-    try:
-        return os.read(fd, limit)
-    except ProcessLookupError:
-        return None
-    finally:
-        os.close(fd)
+        try:
+            return os.read(fd, limit)
+        finally:
+            os.close(fd)
+    except OSError as err:
+        if err.errno in _GONE:
+            return None
+        raise
 
 
 def split_arguments(raw: bytes) -> list[str]:

@@ -17,7 +17,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups, CpusetCgroup, Layout, usage
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, read_file
 
 
 def cpus(text: str) -> CpuSet:
@@ -346,6 +346,21 @@ def test_a_real_cgroup_is_followed_and_trims_what_is_pinned(group: Path, sleeper
         assert Cgroups().cpuset_of(sleeper.pid, sleeper.pid) == CpusetCgroup(group, every, every)
     finally:
         os.kill(sleeper.pid, signal.SIGKILL)
+
+
+@pytest.mark.root
+def test_a_file_of_a_cgroup_that_was_removed_since_it_was_opened_is_gone(group: Path) -> None:
+    file = next(path for path in (group / "cpu.stat", group / "cpuacct.usage", group / "cpuset.cpus") if path.exists())
+    opened = os.open(file, os.O_RDONLY)
+    try:
+        group.rmdir()
+        with pytest.raises(OSError, match="No such device"):
+            os.read(opened, 1)
+        assert read_file(f"/proc/self/fd/{opened}") is None
+        assert usage(f"/proc/self/fd/{opened}") is None
+    finally:
+        os.close(opened)
+        group.mkdir()
 
 
 # CPU time
