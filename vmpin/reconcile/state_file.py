@@ -90,7 +90,8 @@ class StateStore:
         if self.failing:
             logger.info("%s: the state can be saved again", self._state)
         self.failing = ""
-        self._notes.unlink(missing_ok=True)
+        with suppress(OSError):  # it is gone, or a directory
+            self._notes.unlink()
         return True
 
     def _mark_behind(self) -> None:
@@ -103,7 +104,7 @@ class StateStore:
 
     def _copy(self, originals: Mapping[SandboxId, OriginalMasks]) -> None:
         """Write the second file of the original masks, if they changed. :raises StateFileError:"""
-        exists = self._originals.exists()
+        exists = os.path.exists(self._originals)
         if (originals and not exists) or (exists and originals != self._copied):
             save(self._originals, self._boot_id, SavedState(originals=originals))
             self._copied = dict(originals)

@@ -18,6 +18,7 @@ from saved_states import BOOT, SAMPLE
 
 from vmpin.errors import StateFileError
 from vmpin.reconcile import state_file
+from vmpin.reconcile.state_file import StateStore
 from vmpin.reconcile.state_format import SavedState
 
 
@@ -197,3 +198,10 @@ def test_on_a_full_disk_what_was_kept_stays_and_the_next_is_kept_too(tmp_path: P
         timeout=120, check=False)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == f"{tmp_path}/{said}: No space left on device\n"
+
+
+def test_a_directory_in_the_place_of_the_notes_does_not_stop_a_pass(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    store = StateStore(tmp_path / "state", tmp_path / "notes", BOOT, tmp_path / "originals")
+    assert store.save(SAMPLE)
+    assert store.load(set_aside=False) == SAMPLE
