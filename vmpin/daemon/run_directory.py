@@ -29,7 +29,7 @@ class Listener:
         self.path = path
         self._socket: socket.socket | None = None
         self._own: Identity | None = None
-        self._failure = OSError(errno.ENOTCONN, "is not open")
+        self._failure: OSError | ConfigError = OSError(errno.ENOTCONN, "is not open")
 
     def in_place(self) -> bool:
         """Whether the file at its path is this socket."""
@@ -45,15 +45,16 @@ class Listener:
                 self.path.parent.mkdir()
                 self.path.parent.chmod(0o755)  # whatever the umask: the socket has its own mode
             self._socket = listen(self.path, group)
-        except OSError as err:
+        except (OSError, ConfigError) as err:
             self._failure = err
             raise
         self._own = identity(self.path)
 
     def dup(self) -> socket.socket:
-        """Duplicate the descriptor, for the task that serves it. :raises OSError: why there is no socket."""
+        """Duplicate the descriptor, for the task that serves it. :raises OSError, ConfigError: why there is no
+        socket."""
         if self._socket is None:
-            raise self._failure
+            raise self._failure.with_traceback(None)  # else it keeps the frames of every attempt
         return self._socket.dup()
 
     def _close(self) -> None:

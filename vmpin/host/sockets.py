@@ -126,20 +126,22 @@ class Acceptor:
 
 def listen(path: Path, group: str = "") -> socket.socket:
     """Create a listening socket with mode 0600, or 0660 for `group`. A socket left by a killed watcher is replaced:
-    the caller holds the lock, so no other watcher is running. :raises ConfigError: unknown group."""
+    the caller holds the lock, so no other watcher is running.
+    :raises OSError, ConfigError: it cannot listen there, or the group is unknown; nothing is left then."""
     gid_of(group)  # raises before the socket is created
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    before = os.umask(0o177)  # no other user can connect in the moment before chmod
-    try:
-        listener.bind(os.fspath(path))
-    except OSError:
-        listener.close()
-        raise
-    finally:
-        os.umask(before)
-    open_to(path, group)
-    listener.listen(MAX_CONNECTIONS)
+    with contextlib.ExitStack() as failed:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        failed.callback(listener.close)
+        before = os.umask(0o177)  # no other user can connect in the moment before chmod
+        try:
+            listener.bind(os.fspath(path))
+        finally:
+            os.umask(before)
+        failed.callback(path.unlink, missing_ok=True)
+        open_to(path, group)
+        listener.listen(MAX_CONNECTIONS)
+        failed.pop_all()
     return listener
 
 

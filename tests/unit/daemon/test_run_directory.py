@@ -17,8 +17,8 @@ import pytest
 
 from vmpin.config import loading as config
 from vmpin.config.settings import Config
-from vmpin.daemon.run_directory import RunDirectory
-from vmpin.errors import LockHeldError, WatcherError
+from vmpin.daemon.run_directory import Listener, RunDirectory
+from vmpin.errors import ConfigError, LockHeldError, WatcherError
 from vmpin.host import sockets
 from vmpin.host.lock import Lock
 
@@ -264,3 +264,35 @@ def test_a_source_that_fails_by_itself_fails(settings: Config, lock: Lock) -> No
         directory.close()
 
     asyncio.run(run())
+
+
+# --- a listener ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.root
+def test_a_socket_that_cannot_be_given_to_its_group_leaves_nothing(tmp_path: Path) -> None:
+    """A user cannot give a file to a group that is not the user's."""
+    tmp_path.chmod(0o777)
+    for above in tmp_path.parents[:3]:
+        above.chmod(0o755)
+    child = subprocess.run(
+        [sys.executable, "-c", "import os, sys; from pathlib import Path; from vmpin.daemon.run_directory import "
+         "Listener\n"
+         "os.setgroups([]); os.setgid(12345); os.setuid(12345); listener = Listener(Path(sys.argv[1]))\n"
+         "def opened():\n"
+         "    try: listener.open('0')\n"
+         "    except PermissionError: return len(os.listdir('/proc/self/fd'))\n"
+         "print(opened() - opened(), listener.path.exists())\n", str(tmp_path / "sock")],
+        capture_output=True, text=True, check=True)
+    assert (child.stdout, child.stderr) == ("0 False\n", "")
+
+
+def test_a_listener_without_a_socket_says_why_and_keeps_nothing_of_each_attempt(tmp_path: Path) -> None:
+    listener = Listener(tmp_path / "sock")
+    with pytest.raises(ConfigError):
+        listener.open("no-such-group")
+    frames = []
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="no group 'no-such-group'") as caught:
+            listener.dup()
+        frames.append(len(caught.traceback))
+    assert frames == frames[:1] * 3
