@@ -153,3 +153,9 @@ def test_time_in_which_the_watcher_was_stopped_is_not_seen_in_text_bars_and_seco
     assert "had no samples" in text
     assert found["worst"]["share"] == pytest.approx(0.05, abs=0.01)
     assert found["bounds"]["most"] - found["bounds"]["least"] >= 2 * gap
+
+
+def test_a_scope_has_no_file_to_edit() -> None:
+    """It is transient, and takes no CPUAffinity= (systemd.scope(5)): a session's, or that of a container's monitor."""
+    program = ForeignProgram(ProgramKind.HOST, "conmon", "/system.slice/crio-conmon-1.scope")
+    assert "CPUAffinity= of its unit, or in /etc/systemd/system.conf" in advice(program, "2-3")

@@ -177,7 +177,7 @@ def advice(program: ForeignProgram, cpus: str) -> str:
                     "`vmpin verify --others` shows its mask")
         case ProgramKind.HOST:
             unit = program.where.rpartition("/")[2]
-            place = f"of {unit} (systemctl edit {unit})" if unit.endswith((".service", ".scope")) else \
+            place = f"of {unit} (systemctl edit {unit})" if unit.endswith(".service") else \
                 "of its unit, or in /etc/systemd/system.conf"
             return f"set CPUAffinity= {place} to CPUs that no pod owns, and the kubelet's reservedSystemCPUs to them"
         case ProgramKind.KERNEL if program.name.startswith(_WORKQUEUE):
