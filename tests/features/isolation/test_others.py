@@ -124,6 +124,17 @@ def test_a_container_within_a_container_is_its_owners(owner: CpuOwner) -> None:
     assert judge([owner], {}, processes).alone
 
 
+@pytest.mark.parametrize("pod", ["kubepods.slice/kubepods-pod{}.slice", "kubepods/burstable/pod{}"])
+def test_a_pod_that_only_the_kubelet_lists_is_named_by_its_outermost_cgroup(pod: str) -> None:
+    mine, others = ("840d9dad-1111-2222-3333-444444444444", "950d9dad-1111-2222-3333-444444444444")
+    owner = CpuOwner(mine, "", cpus("4"), vm=False, uid=mine)
+    escape = str.replace if ".slice" in pod else lambda uid, *_: uid
+    inside, forged = (process(task(500, "4"), cgroup=f"/sys/fs/cgroup/{pod.format(escape(uid, '-', '_'))}/{A}{below}")
+                      for uid, below in ((mine, ""), (others, f"/pod{mine}")))
+    assert judge([owner], {}, [inside]).alone
+    assert only(judge([owner], {}, [forged])).kind is Kind.CONTAINER
+
+
 def test_the_monitor_of_a_container_is_a_daemon_of_the_node() -> None:
     """conmon, of CRI-O and podman, is beside its container, and has no cpuset."""
     finding = only(found := judge([DB], {}, [process(task(500, "4"), cgroup=f"{PODS}/crio-{B}.scope/container"),

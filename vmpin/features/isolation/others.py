@@ -12,7 +12,7 @@ from typing import Any
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.features.common.cpu_owner import CpuOwner
-from vmpin.features.isolation.process_pods import ProcessPods
+from vmpin.features.isolation.process_pods import ProcessPods, pod_uid
 from vmpin.features.isolation.usage import SampledProcess, SampledThread, container_of
 
 
@@ -24,7 +24,7 @@ def owns(owner: CpuOwner, process: SampledProcess, sandbox: str | None) -> bool:
     if owner.members:
         return container_of(process.cgroup) in owner.members
     if owner.uid:
-        return f"pod{owner.uid}" in process.cgroup or f"pod{owner.uid.replace('-', '_')}" in process.cgroup
+        return pod_uid(process.cgroup) == owner.uid
     if not owner.vm and (owner.init == process.pid or (
             owner.cgroup and f"{process.cgroup}/".startswith(f"{owner.cgroup}/"))):
         return True

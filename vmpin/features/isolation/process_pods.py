@@ -15,6 +15,13 @@ from vmpin.named_tuple import NamedTuple
 _POD = re.compile(r"(?:^|[/-])pod([0-9a-f]{8}[-_][0-9a-f-_]{27}|[0-9a-f]{32})(?=[./:]|$)")
 
 
+def pod_uid(cgroup: str) -> str:
+    """The uid of the pod whose cgroup this is, or is below: the outermost one, as a container may make cgroups with
+    any names. "" for none."""
+    match = _POD.search(cgroup)
+    return "" if match is None else match[1].replace("_", "-")
+
+
 class ProcessPods(NamedTuple):
     """`namespace/pod` by sandbox id and by pod uid, `namespace/pod/container` by container id."""
 
@@ -46,8 +53,8 @@ class ProcessPods(NamedTuple):
             return self.sandboxes[sandbox]
         if container is not None and (container in self.containers or container in self.sandboxes):
             return self.containers.get(container) or self.sandboxes[container]
-        match = _POD.search(cgroup)
-        return "" if match is None else self.uids.get(match[1].replace("_", "-"), "")
+        uid = pod_uid(cgroup)
+        return self.uids.get(uid, "") if uid else ""
 
     def pauses_only(self, container: str | None, comm: str, threads: int) -> bool:
         """Whether a process is a pod's pause process, by the id of its container. Its name counts only if no source
