@@ -291,6 +291,8 @@ class NodeFacts:
     kernel: Kernel = Kernel()
     cpus: CpuFacts = CpuFacts()
     cgroups: str = "none"
+    #: By the cgroup of a VMM that has not all CPUs of its mask: the topmost one above it that has not, with its CPUs.
+    narrow_cgroups: Mapping[str, tuple[str, CpuSet]] = field(default_factory=dict)
     kubelet: KubeletConfig = KubeletConfig()
     checkpoint: Checkpoint | None = None
     engines: tuple[Engine, ...] = ()

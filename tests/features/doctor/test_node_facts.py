@@ -19,6 +19,7 @@ from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.facts import ConnectorFacts, NodeFacts, Rights, VmProcess, WatcherFacts
 from vmpin.features.doctor.checks import examine
+from vmpin.features.doctor.node_checks import cgroups
 from vmpin.features.doctor.node_facts import CAPABILITIES, available, collect_facts, kernel, rights, run_directory
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile import state_file, state_format
@@ -110,6 +111,32 @@ def test_a_node_of_which_nothing_can_be_read_is_looked_at_all_the_same(tmp_path:
     assert facts.rights.capabilities is None
     assert facts.cpus.trouble
     assert {finding.verdict.level.value for finding in examine(facts)} >= {"unknown"}
+
+
+def test_the_slice_that_keeps_a_vm_off_the_pool_is_named(tmp_path: Path) -> None:
+    """AllowedCPUs= of a slice above the pods: each cgroup below has no more, and is no one's mistake."""
+    pods = "cgroup/kubepods.slice"
+    config = made_up(tmp_path, f"""{NODE}
+        {pods}/cpuset.cpus.effective = 0-2
+        {pods}/narrow/cpuset.cpus.effective = 0-1
+        {pods}/narrow/vm/cpuset.cpus.effective = 0-1
+        {pods}/wide/vm/cpuset.cpus.effective = 0-2
+    """)
+
+    def vm(name: str, mask: str, cpus: str) -> dict[str, Any]:
+        return {"id": name, "mask": mask, "vmm": {"pid": 1}, "threads": [],
+                "cgroup": {"path": f"{tmp_path}/{pods}/{name}/vm", "cpus": cpus}}
+
+    status = {"sandboxes": [vm("narrow", "0-3", "0-1"), vm("wide", "1-2", "0-2"), {
+        "id": "away", "mask": None, "vmm": None, "threads": [], "cgroup": None}]}
+    facts = collect_facts(config, tmp_path / "host", WatcherFacts(), status)
+    assert facts.narrow_cgroups == {
+        f"{tmp_path}/{pods}/narrow/vm": (f"{tmp_path}/{pods}", CpuSet.parse("0-2"))}
+    lower = collect_facts(config, tmp_path / "host", WatcherFacts(), {"sandboxes": [vm("narrow", "1-2", "0-1")]})
+    found = cgroups(lower)
+    assert found.level == "warn"
+    assert found.evidence[1:] == (f"narrow: mask 1-2, but {tmp_path}/{pods}/narrow has 0-1, as has "
+                                  f"{tmp_path}/{pods}/narrow/vm below it",)
 
 
 def test_this_machine_is_looked_at() -> None:

@@ -147,12 +147,15 @@ def cgroups(facts: NodeFacts) -> CheckResult:
         lacking = CpuSet.parse(mask) - CpuSet.parse(group["cpus"])
         if lacking:
             capped.append(sandbox["id"])
-            evidence.append(f"{sandbox['id']}: mask {mask}, but {group['path']} has {group['cpus']}")
+            path, cpus = facts.narrow_cgroups.get(group["path"], (group["path"], group["cpus"]))
+            above = f", as has {group['path']} below it" * (path != group["path"])
+            evidence.append(f"{sandbox['id']}: mask {mask}, but {path} has {cpus}{above}")
     if capped:
         vmms = number_of(len(capped), "VMM")
         return warn(f"the cpuset cgroup keeps {vmms} off CPUs of the sandbox: {several(capped)}",
                     "find the program that writes that cgroup: the kubelet, Kata (sandbox_cgroup_only), an NRI "
-                    "plugin, or systemd (daemon-reload with AllowedCPUs=)", *evidence)
+                    "plugin, or systemd (`systemctl show -p AllowedCPUs UNIT`: a slice above the pods needs the CPUs "
+                    "of the shared pool)", *evidence)
     if hidden:
         return unknown(f"the cpuset cgroup of {number_of(len(hidden), 'VMM')} cannot be read here: {several(hidden)}",
                        *evidence, remedy="the machine's own cgroup namespace shows them: in a pod watcher.privileged "

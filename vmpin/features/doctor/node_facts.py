@@ -13,7 +13,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from vmpin.features.common.other_allocators import OtherAllocatorSearch
 from vmpin.features.common.registered_hooks import hooks
 from vmpin.features.doctor.redact import kernel_parameters
 from vmpin.host import daemons
-from vmpin.host.cgroup import Cgroups
+from vmpin.host.cgroup import Cgroups, CpusetCgroup
 from vmpin.host.files import Files
 from vmpin.host.mounts import own_files
 from vmpin.host.procfs import Procfs, age, linux, read_file
@@ -196,11 +196,12 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
                           begun=_begun(proc, programs) if engine.name == "crio" else ())
                   for engine in engines(files, programs))
     own = rights(proc, None, "this command")
+    cgroups = Cgroups(config.paths.cgroup, proc)
     running = watcher.state == "running" and watcher.pid is not None
     return NodeFacts(
         rights=rights(proc, watcher.pid, "the watcher") if running else own, sees=_sees(proc, own),
         kernel=kernel(proc, str(config.paths.sys)), cpus=_cpus(Sysfs(config.paths.sys)),
-        cgroups=str(Cgroups(config.paths.cgroup, proc).layout),
+        cgroups=str(cgroups.layout), narrow_cgroups=dict(_narrow_cgroups(cgroups, status)),
         kubelet=_kubelet(proc, files, programs, config.paths.kubelet), checkpoint=_checkpoint(config.paths.kubelet),
         engines=runtimes, nri_socket=_socket(config.paths.nri),
         cri_sockets=tuple(map(str, cri.sockets(config.paths.cri))), hooks=hooks(files, runtimes),
@@ -212,6 +213,21 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         status_trouble=status_trouble,
         settings={key: as_written(entry["value"]) for key, entry in config.data().items()},
         of_features={feature.name: feature.facts(config, root) for feature in features() if feature.facts is not None})
+
+
+def _narrow_cgroups(cgroups: Cgroups, status: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, CpuSet]]]:
+    """See NodeFacts: a slice above the pods may have fewer CPUs than the shared pool (AllowedCPUs= of its unit)."""
+    for sandbox in status.get("sandboxes", ()):
+        group, mask = sandbox.get("cgroup"), CpuSet.parse(sandbox.get("mask") or "")
+        if group is None or mask <= (has := CpuSet.parse(group["cpus"])):
+            continue
+        path = narrowest = Path(group["path"])
+        while not cgroups.is_top(path := path.parent) and path != path.parent:
+            above = cgroups.reread(CpusetCgroup(path, None, has))
+            if above is None or mask <= above.effective:
+                break
+            narrowest, has = path, above.effective
+        yield group["path"], (str(narrowest), has)
 
 
 def _mask(proc: Procfs, pid: int | None) -> CpuSet | None:
