@@ -64,7 +64,7 @@ class Spool:
                 file.write(raw)
             os.rename(temporary, self.path / name)
         except OSError as err:
-            temporary.unlink(missing_ok=True)
+            self.remove([temporary.name])
             if not self._failing:
                 logger.error("hook message not spooled sandbox=%s path=%s: %s: it is used, but a restart may forget "
                              "it", sandbox, self.path, err.strerror)

@@ -70,6 +70,13 @@ def test_without_anything_else_in_it_it_is_removed(spool: Spool, tmp_path: Path)
     assert (tmp_path / "other" / f"{OLD}-1.hook").exists()
 
 
+def test_a_file_in_its_place_loses_no_message(spool: Spool) -> None:
+    """The message is used without being spooled; on a read-only file system, too, nothing is raised."""
+    spool.path.touch()
+    assert spool.keep(b"x", 7) is None
+    assert spool.keep(b"x", 8) is None
+
+
 def test_messages_are_read_in_parts_that_fit_into_memory(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spools, "MAX_TOGETHER", 100)
     spool.prepare()
