@@ -61,28 +61,32 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
         any.
     :raises PermissionError: another process listens. :raises NotListening: the socket exists and no process listens.
     """
-    place = Path(path_of(pid, path))
-    # By descriptor, as the path through /proc is longer than the 107 bytes of an address.
-    directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        try:
-            async with asyncio.timeout(CONNECT_DEADLINE):
-                await asyncio.get_running_loop().sock_connect(client, f"/proc/self/fd/{directory}/{place.name}")
-        except (ConnectionRefusedError, BlockingIOError) as err:  # the second where the backlog is full
-            busy = isinstance(err, BlockingIOError)
-            raise NotListening(err.errno, "is busy" if busy else err.strerror, path) from err
+        await _connect(client, Path(path_of(pid, path)))
         # The process that called listen() (struct ucred: pid, uid, gid).
         listener, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if peer is not None and listener != peer:
             raise PermissionError(1, f"process {listener} listens there and not {peer}", path)
         reader, writer = await asyncio.open_unix_connection(sock=client, limit=BUFFERED)
+    except (ConnectionRefusedError, BlockingIOError) as err:  # the second where the backlog is full
+        client.close()
+        busy = isinstance(err, BlockingIOError)
+        raise NotListening(err.errno, "is busy" if busy else err.strerror, path) from err
     except BaseException:
         client.close()
         raise
+    return Stream(reader, writer)
+
+
+async def _connect(client: socket.socket, place: Path) -> None:
+    """Connect by descriptor, as a path through /proc is longer than the 107 bytes of an address."""
+    directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        async with asyncio.timeout(CONNECT_DEADLINE):
+            await asyncio.get_running_loop().sock_connect(client, f"/proc/self/fd/{directory}/{place.name}")
     finally:
         os.close(directory)
-    return Stream(reader, writer)
 
 
 def socket_id(path: str, pid: int) -> tuple[int, int] | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,25 @@ async def test_a_socket_without_a_listener_and_one_that_is_not_there(tmp_path: P
         with pytest.raises(OSError):
             await open_unix(str(path), ME, None)
     assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+async def test_a_process_without_a_free_descriptor_loses_none_for_good() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    async with serving(vmm(b"OK 1\n")) as path:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+            with suppress(OSError):
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            os.close(held.pop())
+            with pytest.raises(OSError, match="Too many open files"):
+                await open_unix(str(path), ME, None)
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        finally:
+            for fd in held:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_path_that_leads_to_another_process_is_not_used() -> None:
