@@ -36,7 +36,8 @@ PORT: Final = 1024
 MAX_ANSWER = 1 << 20
 
 #: A line of one CPU with a value that is a number.
-_CPU_TIME = re.compile(r'kata_guest_cpu_time\{cpu="([0-9]{1,4})",item="[a-z]+"\} [0-9.e+]{1,32}', re.ASCII)
+_CPU_TIME = re.compile(r'kata_guest_cpu_time\{cpu="([0-9]{1,4})",item="[a-z]{1,32}"\} [0-9.e+]{1,32}$',
+                       re.ASCII | re.MULTILINE)
 METHODS: Final = {(AGENT_SERVICE, "UpdateContainer"), (AGENT_SERVICE, "GetMetrics"), (HEALTH_SERVICE, "Version")}
 
 
@@ -151,8 +152,7 @@ def online_cpus(metrics: str) -> int:
     >>> online_cpus('kata_guest_cpu_time{cpu="0",item="user"} 120\\nkata_guest_cpu_time{cpu="total",item="user"} 120')
     1
     """
-    matches = (_CPU_TIME.fullmatch(line) for line in metrics.splitlines())
-    return len({parse_whole(match[1], 1023) for match in matches if match is not None} - {None})
+    return len({parse_whole(match[1], 1023) for match in _CPU_TIME.finditer(metrics)} - {None})
 
 
 @cache
