@@ -31,10 +31,13 @@ from vmpin.guests.guest_session import (
 )
 from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownContainer, online_cpus
 from vmpin.guests.vcpu_map import CpuView, GuestVcpus, cpu_view
+from vmpin.log import LineLimit
 from vmpin.protocol.messages import VcpuMap
 
 logger = logging.getLogger(__name__)
 
+#: Lines of the log that one guest may cause at once, and the seconds for one more: it can come and go without end.
+_LINES, _LINE_EVERY = 16, 60.0
 #: The part by which the pause between repetitions is lengthened or shortened at random.
 _JITTER = 0.25
 
@@ -84,6 +87,7 @@ class KataSession(Session):
         self._given: dict[ContainerId, CpuSet] = {}
         self._metrics_refused = False
         self._pauses = _Pauses(timeouts)
+        self._lines = LineLimit(_LINES, _LINE_EVERY)
 
     @property
     def refused(self) -> bool:
@@ -160,7 +164,8 @@ class KataSession(Session):
     def _came_up(self, version: str) -> None:
         self._streak.reset()
         if not self.up:
-            logger.info("Kata's agent sets containers' CPUs sandbox=%s version=%r", self.name, version)
+            logger.log(self._lines.spend(logging.INFO), "Kata's agent sets containers' CPUs sandbox=%s version=%r",
+                       self.name, version)
         self.state, self.text = SessionState.UP, f"Kata's agent {version}"
 
     def _lost(self, err: Exception) -> None:
@@ -176,7 +181,7 @@ class KataSession(Session):
             self.reports = self._for_every_container(PENDING, WAITING)
         else:
             if text != self.text:
-                level = logging.WARNING if self.up and not has_ended(err) else logging.DEBUG
+                level = self._lines.spend(logging.WARNING) if self.up and not has_ended(err) else logging.DEBUG
                 logger.log(level, "Kata's agent sandbox=%s: %s", self.name, text)
             foreign = isinstance(err, WireError)
             self.counters.refused += foreign
@@ -227,7 +232,7 @@ class KataSession(Session):
         try:
             return online_cpus(await agent.metrics())
         except AgentError as err:
-            logger.info("no metrics from Kata's agent sandbox=%s: %s", self.name, err)
+            logger.log(self._lines.spend(logging.INFO), "no metrics from Kata's agent sandbox=%s: %s", self.name, err)
             self._metrics_refused = isinstance(err, Refused)
             return 0
 

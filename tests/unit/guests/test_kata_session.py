@@ -72,6 +72,20 @@ async def test_success_is_reported_as_sent() -> None:
     assert set(server.calls) == METHODS - {("grpc.AgentService", "GetMetrics")}
 
 
+async def test_a_guest_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Each second answer is none of the protocol's, so that the agent is lost and there again without end."""
+    class Flapping(Server):
+        def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
+            answer = super().answer(request)
+            return answer._replace(stream=answer.stream + 2 * (self.connections % 2))
+    caplog.set_level(logging.INFO)
+    server = Flapping("none of the map's")
+    async with session(server) as ours:
+        ours.push(WISH)
+        await until(lambda: server.connections > 60)
+    assert len(caplog.records) < 20
+
+
 async def test_a_refusal_by_policy_is_reported_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     server = Server()
