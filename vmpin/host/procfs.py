@@ -258,8 +258,9 @@ class Procfs:
         return tuple(numbers) if numbers else None
 
     def foreign_uid(self, pid: int | str) -> int:
-        """A uid of a process that is neither root's nor this program's; 0 if there is none. The owner of /proc/PID is
-        not used: it is root for every process that cannot be dumped (fs/proc/base.c: task_dump_owner)."""
+        """A uid of a process that is neither root's nor this program's; 0 if there is none. By its status, as
+        /proc/PID belongs to the effective uid (fs/proc/base.c: task_dump_owner), which is root's for a setuid program
+        that another user has started."""
         return max(set(self.uids(pid) or ()) - {0, os.geteuid()}, default=0)
 
     def nested(self, pid: int | str) -> bool | None:
