@@ -317,6 +317,17 @@ def test_a_refusal_leaves_the_grants_as_they_were(tmp_path: Path) -> None:
     assert runtime.allocator.refusals == {"cpus": 1}
 
 
+def test_each_refusal_of_a_list_is_counted_once(tmp_path: Path) -> None:
+    """Containers that were created while vmpin was away; before, all of them counted as one refusal."""
+    runtime = Runtime(tmp_path)
+    for name in ("one", "two", "three"):
+        runtime.boxes[ContainerId(name)] = Box(runtime.box(name, 8), exclusive=False, exists=True)
+    runtime.list()
+    assert runtime.allocator.refusals == {"cpus": 3}
+    runtime.list()
+    assert runtime.allocator.refusals == {"cpus": 3}
+
+
 def test_the_devices_of_a_creation_and_of_a_list_are_resolved_and_kept(tmp_path: Path) -> None:
     asked_for: list[set[str]] = []
 

@@ -163,9 +163,8 @@ class CpuAllocator:
     def _keep(self, answer: Answer) -> None:
         for note in answer.notes:
             logger.info("allocate: %s%s", "" if self._acts else "would be: ", note, extra={"pod": pod_of_note(note)})
-        refused = answer.ledger.refused
-        if refused and self._ledger is not None and refused != self._ledger.refused:
-            self.refusals[refused[-1].kind] += 1
+        before = () if self._ledger is None else self._ledger.refused
+        self.refusals.update(request.kind for request in answer.ledger.refused if request not in before)
         self._replace(answer.ledger)
 
     def _replace(self, ledger: Ledger) -> None:
