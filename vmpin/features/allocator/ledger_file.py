@@ -69,7 +69,6 @@ class LedgerFile:
             logger.info("%s: the ledger can be saved again", self.path)
         self._failing = False
 
-
     def _text(self, ledger: Ledger) -> str:
         """The text of the file, the same that json.dumps would produce, as the checksum depends on it. Grants that
         have not changed since the last one are not encoded again: the runtime waits for an answer meanwhile."""

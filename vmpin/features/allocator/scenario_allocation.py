@@ -17,8 +17,8 @@ from vmpin.domain.wrapping import wrapped
 from vmpin.features.allocator.allocation_report import AllocatorView, allocation_report
 from vmpin.features.allocator.grants import decisions
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import CpuCost, CpuPolicy, Refusal
-from vmpin.features.allocator.grants.eligibility import query_of
+from vmpin.features.allocator.grants.cpu_request import CpuCost, Refusal
+from vmpin.features.allocator.grants.eligibility import SINGLE, query_of
 from vmpin.features.allocator.grants.ledger import Answer, Grant, Ledger
 from vmpin.features.allocator.grants.live_change import set_policy
 from vmpin.features.allocator.grants.placing import room_for
@@ -146,7 +146,7 @@ class _PlayedNode:
     def _cost(self, before: Ledger, grant: Grant) -> CpuCost | None:
         """The cost of a container's own CPUs, None where it has none, or shares them with its group."""
         room = room_for(self._machine, before, grant, self._options)
-        if isinstance(room, Refusal) or grant.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED):
+        if isinstance(room, Refusal) or grant.policy not in SINGLE:
             return None
         query = query_of(grant, len(grant.cpus), self._options, EMPTY)
         own = best_part(self._machine, room.free | room.lapsed, grant.cpus, query)

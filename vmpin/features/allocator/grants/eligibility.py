@@ -15,8 +15,9 @@ from vmpin.features.allocator.grants.ledger import CpuAmount, Grant
 from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, nodes_near
 from vmpin.named_tuple import NamedTuple
 
-#: The policies by which a container gets CPUs of its own.
+#: The policies by which a container gets CPUs of its own, and those by which it has them without a group.
 OWN = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED, CpuPolicy.GROUP})
+SINGLE = OWN - {CpuPolicy.GROUP}
 #: The kernel's largest cpu.shares: every request of 256 CPUs and more.
 _MOST_SHARES = 262_144
 _POLICY = "cpu-policy.vmpin.io"

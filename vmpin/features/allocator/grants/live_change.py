@@ -53,12 +53,12 @@ def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, change
     ruled = ruling(machine, annotated, grant.namespace, True, grant.amount, options)
     if isinstance(ruled, Refusal):
         return Answer(ledger, refusal=f"vmpin: {ruled.reason}")
-    answer = with_wish(machine, ledger, grant, wish, ruled, options)
+    answer = _with_wish(machine, ledger, grant, wish, ruled, options)
     return Answer(ledger, refusal=f"vmpin: {answer.reason}") if isinstance(answer, Refusal) else answer
 
 
-def with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ruled: PolicyRuling,
-              options: AllocationOptions) -> Answer | Refusal:
+def _with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ruled: PolicyRuling,
+               options: AllocationOptions) -> Answer | Refusal:
     """Grant a wish that a running container may have, with the least movement."""
     near = grant.near if wish.near == grant.wish.near else near_nodes(machine, wish, grant.devices)
     other = grant._replace(wish=wish, policy=ruled.policy, group=ruled.group, node=None, near=near)
@@ -165,7 +165,7 @@ def _as_annotated(machine: Topology, ledger: Ledger, grant: Grant, annotated: An
         return Refusal(RefusalKind.REQUEST, ruled.note)
     if (annotated.wish, ruled.policy, ruled.group) == (grant.wish, grant.policy, grant.group):
         return Answer(ledger)
-    return with_wish(machine, ledger, grant, annotated.wish, ruled, options)
+    return _with_wish(machine, ledger, grant, annotated.wish, ruled, options)
 
 
 def release_pool(machine: Topology, ledger: Ledger) -> tuple[tuple[SideUpdate, ...], tuple[str, ...]]:

@@ -29,15 +29,12 @@ from vmpin.features.allocator.grants.cpu_request import (
     RefusalKind,
     SmtUse,
 )
-from vmpin.features.allocator.grants.eligibility import align_required, allowed_cpus, query_of
+from vmpin.features.allocator.grants.eligibility import SINGLE, align_required, allowed_cpus, query_of
 from vmpin.features.allocator.grants.headroom import with_shared_cpus
 from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.search.best_set import best_cpus, best_part
 from vmpin.named_tuple import NamedTuple
-
-#: The policies of the containers that can carry a VM's spare set.
-_CARRIES = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED})
 
 
 class Room(NamedTuple):
@@ -179,8 +176,8 @@ def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOption
 
 
 def _owners(grants: Iterable[Grant]) -> list[Grant]:
-    """The VM's containers with CPUs of their own; the first carries the spare set."""
-    return [grant for grant in grants if grant.vm and grant.live and grant.policy in _CARRIES and grant.cpus]
+    """The VM's containers with CPUs of their own, without a group's; the first carries the spare set."""
+    return [grant for grant in grants if grant.vm and grant.live and grant.policy in SINGLE and grant.cpus]
 
 
 def _spare_size(grants: Iterable[Grant], carrier: Grant, own: CpuSet) -> int:

@@ -15,10 +15,8 @@ from vmpin.domain.runtime_call import SideUpdate
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy
-from vmpin.features.allocator.grants.eligibility import configured_groups
+from vmpin.features.allocator.grants.eligibility import OWN, configured_groups
 from vmpin.features.allocator.grants.ledger import DueCpusets, Grant, Ledger, age
-
-_SHARED = frozenset({CpuPolicy.NONE, CpuPolicy.NUMA, CpuPolicy.INFRA})
 
 
 def pool(machine: Topology, ledger: Ledger, options: AllocationOptions) -> CpuSet:
@@ -88,10 +86,10 @@ def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], headroom: 
     2 and 5. A has yet to leave 2, and B 4. So first A gets 3 (3-4 without B's 4), and B gets 5 (2 and 5 without A's
     2); then `all_updates` gives A 3-4 and B 2 and 5. If the call is for B, A gets 3, and then B gets 2 and 5 at once.
     """
-    yet_to_leave = [(grant.container, grant.written - cpus) for grant, cpus in wanted if grant.policy not in _SHARED]
+    yet_to_leave = [(grant.container, grant.written - cpus) for grant, cpus in wanted if grant.policy in OWN]
     ordered = []
     for grant, cpus in wanted:
-        shared, called = grant.policy in _SHARED, grant.container == call
+        shared, called = grant.policy not in OWN, grant.container == call
         before = grant.written or machine.online  # without a cpuset a container is on all CPUs
         loses = not before - (headroom if shared else EMPTY) <= cpus
         if not loses and not called and shared:

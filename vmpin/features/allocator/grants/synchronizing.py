@@ -29,6 +29,7 @@ from vmpin.features.allocator.grants.admission import (
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuWish, Refusal
 from vmpin.features.allocator.grants.eligibility import (
+    SINGLE,
     PolicyRuling,
     brings_cpus,
     configured_groups,
@@ -43,9 +44,6 @@ from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, Anno
 from vmpin.features.allocator.texts.annotations import annotated_wish
 from vmpin.features.allocator.texts.grant_data import GRANT_KEY, AnnotatedGrant, read_annotation
 from vmpin.named_tuple import NamedTuple
-
-#: The policies of containers that have CPUs without others' in their cpusets.
-_SINGLE = (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED)
 
 
 def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, options: AllocationOptions) -> Answer:
@@ -77,7 +75,7 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
         # Kata made vCPUs for containers on the pool, too: without their limits, spare sets would shrink, and move.
         after = after.with_grants(*(plain_grant(machine, container) for container in unproven
                                     if container.vm and not container.cpuset
-                                    and not _brings_cpus(machine, container, options)))
+                                    and not _asks_for_cpus(machine, container, options)))
         after = _shared_as_listed(machine, after, options)
     after = rebalanced(machine, after, options)
     after = _with_missed(machine, after, (container for container in unproven if container.cpuset), options, notes)
@@ -185,7 +183,7 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
     A container's annotation shows what its cpuset means, and the cpuset, which the runtime lists, proves the CPUs. A
     pod's author may have written the annotation: so its claim is adopted only within the rules, and only where no
     other grant has the CPUs. :param lost: there was no ledger."""
-    claims, others = [], []
+    claims, unproven = [], []
     for container in unknown:
         try:
             text = container.annotations.get(GRANT_KEY)
@@ -196,14 +194,14 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
         if annotated is None and lost and GRANT_KEY not in container.annotations:
             annotated = _given_when_listed(machine, container, options)
         if annotated is None or container.cpuset is None or annotated.left_alone:
-            others.append(container)
+            unproven.append(container)
         else:
             group = group_of(annotated.wish._replace(policy=annotated.policy), container.namespace, options)
             claims.append(_Claim(container, annotated, container.cpuset, requested_amount(container), group))
     # No container's own: two containers run on them, and not as members of one group. Another's own: outside VMs and
     # groups a cpuset has a container's own CPUs alone; those of a fixed one may be spare CPUs of a VM.
     several = _in_several_cpusets(claims)
-    single = union(claim.cpuset for claim in claims if claim.annotated.policy in _SINGLE and not claim.container.vm)
+    single = union(claim.cpuset for claim in claims if claim.annotated.policy in SINGLE and not claim.container.vm)
     members = Counter([*(grant.group for grant in ledger.grants.values()), *(claim.group for claim in claims)])
     for claim in _by_precedence(claims):
         alone = not claim.group or members[claim.group] == 1
@@ -212,13 +210,13 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
         if isinstance(grant, str):
             notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
                          f"{claim.cpuset}, which is not adopted: {grant}")
-            others.append(claim.container)
+            unproven.append(claim.container)
         elif _leaves_a_pool(machine, ledger, grant, options):
             ledger = ledger.with_grants(grant)
         else:
             ledger = ledger.with_grants(grant._replace(policy=CpuPolicy.NONE, group="", cpus=EMPTY, spare=EMPTY,
                                                        own_spare=False))
-    return ledger, others
+    return ledger, unproven
 
 
 def _in_several_cpusets(claims: Iterable[_Claim]) -> CpuSet:
@@ -255,7 +253,7 @@ def _given_when_listed(machine: Topology, container: RequestedContainer,
     answer to the runtime's list. This is assumed where it asks for CPUs of its own and its cpuset has as many; None
     elsewhere. Where another plugin gave it those, no other container gets them either."""
     ruled = _ruled(machine, container, options)
-    if ruled is None or ruled[1].policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED) or container.vm or (
+    if ruled is None or ruled[1].policy not in SINGLE or container.vm or (
             container.cpuset is None or len(container.cpuset) != requested_amount(container).size):
         return None
     return AnnotatedGrant(ruled[0], ruled[1].policy, container.cpuset, since_ns=container.time_ns)
@@ -273,9 +271,9 @@ def _ruled(machine: Topology, container: RequestedContainer,
     return None if isinstance(ruled, Refusal) or annotated.left_alone else (annotated.wish, ruled)
 
 
-def _brings_cpus(machine: Topology, container: RequestedContainer, options: AllocationOptions) -> bool:
+def _asks_for_cpus(machine: Topology, container: RequestedContainer, options: AllocationOptions) -> bool:
     ruled = _ruled(machine, container, options)
-    return ruled is not None and bool(brings_cpus(ruled[1].policy, ruled[1].group, options))
+    return ruled is not None and brings_cpus(ruled[1].policy, ruled[1].group, options)
 
 
 def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,
