@@ -10,10 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from need import need_root
 
 from vmpin.config import loading as config
 from vmpin.config.settings import Config
@@ -269,20 +271,18 @@ def test_a_source_that_fails_by_itself_fails(settings: Config, lock: Lock) -> No
 # --- a listener ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.root
-def test_a_socket_that_cannot_be_given_to_its_group_leaves_nothing(tmp_path: Path) -> None:
+def test_a_socket_that_cannot_be_given_to_its_group_leaves_nothing() -> None:
     """A user cannot give a file to a group that is not the user's."""
-    tmp_path.chmod(0o777)
-    for above in tmp_path.parents[:3]:
-        above.chmod(0o755)
-    child = subprocess.run(
-        [sys.executable, "-c", "import os, sys; from pathlib import Path; from vmpin.daemon.run_directory import "
-         "Listener\n"
-         "os.setgroups([]); os.setgid(12345); os.setuid(12345); listener = Listener(Path(sys.argv[1]))\n"
-         "def opened():\n"
-         "    try: listener.open('0')\n"
-         "    except PermissionError: return len(os.listdir('/proc/self/fd'))\n"
-         "print(opened() - opened(), listener.path.exists())\n", str(tmp_path / "sock")],
-        capture_output=True, text=True, check=True)
+    need_root()
+    script = ("import os, sys; from pathlib import Path; from vmpin.daemon.run_directory import Listener\n"
+              "os.setgroups([]); os.setgid(12345); os.setuid(12345); listener = Listener(Path(sys.argv[1], 'sock'))\n"
+              "def opened():\n"
+              "    try: listener.open('0')\n"
+              "    except PermissionError: return len(os.listdir('/proc/self/fd'))\n"
+              "print(opened() - opened(), listener.path.exists())\n")
+    with tempfile.TemporaryDirectory() as open_to_all:
+        os.chmod(open_to_all, 0o777)
+        child = subprocess.run([sys.executable, "-c", script, open_to_all], capture_output=True, text=True, check=True)
     assert (child.stdout, child.stderr) == ("0 False\n", "")
 
 
