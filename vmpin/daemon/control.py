@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable
 from typing import TYPE_CHECKING, Any
 
+from vmpin import log
 from vmpin.bounded import load_json
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
@@ -17,10 +19,14 @@ from vmpin.status.collector import WatcherStatus, encoded
 if TYPE_CHECKING:
     from vmpin.daemon.watcher import Watcher
 
+logger = logging.getLogger(__name__)
+
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
 #: The most bytes of a request.
 MAX_REQUEST = 65536
+#: Lines about requests that failed: so many at once, and one more for every so many seconds.
+LINES = 16, 60.0
 #: Operations that change nothing: members of watch.status_group may ask for them.
 READING = ("status",)
 
@@ -33,6 +39,7 @@ class Control:
     def __init__(self, watcher: Watcher, reading: bool = False) -> None:
         self._watcher = watcher
         self._reading = reading
+        self._lines = log.LineLimit(*LINES)
         self._of_features = {name: request for part in watcher.parts.values()
                              for name, request in part.requests.items()}
 
@@ -49,18 +56,32 @@ class Control:
             only = None if name is None else SandboxId(str(name))
             if only is not None and only not in self._watcher.view.sandboxes:
                 raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
-            if operation == "status":
-                return self._status(request, only)
             if of_feature is not None:
                 return await _answered(of_feature.answer(request, only))
-            answer = self._answer(str(operation), request, only)
-            if operation == "unpin":
-                wanted = list(self._watcher.view.sandboxes) if only is None else [only]
-                answer["guests"] = await self._watcher.guests.unpin_results(wanted)
         except (ValueError, KeyError, TypeError, RecursionError):
             answer = {"error": "the request is not understood", "hint": _OTHER_VERSION}
         except VmpinError as err:
             answer = {"error": str(err), "hint": err.hint}
+        else:
+            return await self._carry_out(str(operation), request, only)
+        return encoded(answer) + b"\n"
+
+    async def _carry_out(self, operation: str, request: dict[str, object], only: SandboxId | None) -> bytes:
+        """Answer a request of the core. An error other than vmpin's own is no fault of the request."""
+        try:
+            if operation == "status":
+                return self._status(request, only)
+            answer = self._answer(operation, only)
+            if operation == "unpin":
+                wanted = list(self._watcher.view.sandboxes) if only is None else [only]
+                answer["guests"] = await self._watcher.guests.unpin_results(wanted)
+        except VmpinError as err:
+            answer = {"error": str(err), "hint": err.hint}
+        except Exception as err:
+            logger.log(self._lines.spend(logging.ERROR), "request failed request=%s sandbox=%s: in %s: %r", operation,
+                       only or "all", log.raised_at(err), err)
+            logger.debug("request", exc_info=True)
+            answer = {"error": f"{operation}: {err!r}", "hint": "the watcher's log has more"}
         return encoded(answer) + b"\n"
 
     def _permit(self, operation: str, of_feature: SocketRequest | None, uid: int) -> None:
@@ -88,7 +109,7 @@ class Control:
         entries: list[bytes] = document.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((encoded(document)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
-    def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
+    def _answer(self, operation: str, only: SandboxId | None) -> dict[str, object]:
         watcher, reconciler, view = self._watcher, self._watcher.reconciler, self._watcher.view
         if operation == "about" and watcher.about is not None:
             return watcher.about.data(view, watcher.resynced, watcher.source_health())

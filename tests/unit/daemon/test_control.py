@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import pytest
 from newcomers import Machine, sandbox
 
-from vmpin.daemon.control import Control
+from vmpin.daemon.control import LINES, Control
+from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart
 from vmpin.reconcile.reconciler import PassReport
@@ -109,3 +111,25 @@ def test_features_give_back_what_they_changed_of_an_unpinned_sandbox_and_try_aga
     assert ask("unpin")["settled"] is settled
     assert "operations" in ask("reconcile")
     assert calls == [([sandbox("a")], []), "retry", "pass"]
+
+
+@pytest.mark.parametrize("err", [TypeError("a mistake"), OSError(24, "Too many open files")])
+def test_a_request_that_fails_in_the_watcher_is_not_one_that_is_not_understood(
+        machine: Machine, caplog: pytest.LogCaptureFixture, err: Exception) -> None:
+    def fail(state: SandboxState) -> dict[str, object]:
+        raise err
+
+    machine.vmm("a")
+    machine.resync()
+    watcher = StandIn(machine)
+    watcher.parts = {"one": WatcherPart(members=fail)}  # type: ignore[misc]
+    control = Control(watcher)  # type: ignore[arg-type]
+    for _ in range(100):
+        raw = asyncio.run(control.answer(b'{"op": "status"}', 0))
+        assert isinstance(raw, bytes)
+        assert json.loads(raw) == {"error": f"status: {err!r}", "hint": "the watcher's log has more"}
+    lines = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(lines) == LINES[0]
+    assert re.fullmatch(rf"request failed request=status sandbox=all: in test_control\.py:\d+: {re.escape(repr(err))}",
+                        lines[0])
+    assert "not understood" in str(asyncio.run(control.answer(b'{"op": ["status"]}', 0)))
