@@ -122,8 +122,7 @@ class Node:
         counters.pin_latency.observe(0.003)
         counters.dispute(self.id)
         counters.refused_by[self.id] = 1
-        self.node_state.drift_tracker.contended_by[self.id] = 1
-        counters.contentions_by = self.node_state.drift_tracker.contended_by
+        counters.contentions_by[self.id] = 1
         self.node_state.source_disagreements.lasting = {(self.id, WEB): "two"}
         self.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("error")})
         self.node_state.placement_cache.own = ownership(

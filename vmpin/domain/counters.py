@@ -6,7 +6,7 @@ Pure: no clock, no lock (counted and read by one thread).
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from itertools import accumulate
 
 from vmpin.domain.model import SandboxId, ThreadRole
@@ -42,12 +42,11 @@ class Histogram:
 class NewbornCounts:
     """Counts of one sandbox's new threads since its VMM was first seen. All times in seconds."""
 
-    def __init__(self, reported: int = 0, born_inside: int = 0, ended: int = 0) -> None:
+    def __init__(self) -> None:
         #: Threads whose creation was reported by the kernel, including main threads at exec.
-        self.reported = reported
+        self.reported = 0
         #: Those of them created within their sandbox's CPUs; and those that ended before their mask could be read.
-        self.born_inside = born_inside
-        self.ended = ended
+        self.born_inside = self.ended = 0
         #: Threads that could run outside (reported or found by a pass), and their total and longest times outside.
         self.outside = 0
         self.outside_sum = 0.0
@@ -92,8 +91,7 @@ class Counters:
         self.refused_by: Counter[SandboxId] = Counter()
         self.drift: Counter[str] = Counter()  #: Repairs, by cause (the value of a `drift.Cause`).
         self.contentions = 0  #: How often contention with another writer of the same masks began.
-        #: The same by sandbox, of those that are still there.
-        self.contentions_by: Mapping[SandboxId, int] = {}
+        self.contentions_by: Counter[SandboxId] = Counter()  #: The same by sandbox; only existing sandboxes.
         self.new_thread_latency = Histogram()  #: From a thread's creation until it was placed.
         #: For how long threads could run outside their sandbox; only those that could.
         self.allowed_outside = Histogram()
@@ -123,6 +121,6 @@ class Counters:
 
     def keep_only(self, sandboxes: Container[SandboxId]) -> None:
         """Remove the counts of other sandboxes."""
-        for counted in (self.disputed_by, self.refused_by):
+        for counted in (self.contentions_by, self.disputed_by, self.refused_by):
             for ended in [sandbox for sandbox in counted if sandbox not in sandboxes]:
                 del counted[ended]

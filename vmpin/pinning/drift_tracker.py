@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import Contention, ContentionRules, OnContention
+from vmpin.domain.counters import Counters
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.terminal import number_of
@@ -47,21 +48,19 @@ class _Drift:
 
 class DriftTracker:
     """The drift of all VMs.
-    :param explain: called with the repairs of a pass; counts them and returns their causes."""
+    :param explain: called with the repairs of a pass; counts them and returns their causes.
+    :param counters: contention is counted there, once for all threads of a sandbox."""
 
-    def __init__(self, explain: Explain, rules: ContentionRules) -> None:
+    def __init__(self, explain: Explain, rules: ContentionRules, counters: Counters) -> None:
         #: The clock of the rests of threads in contention (seconds).
         self.now: Callable[[], float] = time.monotonic
         self.contention: Contention[ThreadId] = Contention(rules)
-        #: How often contention began; once for all threads of a sandbox.
-        self.contended = 0
-        self.contended_by: Counter[SandboxId] = Counter()  #: The same by sandbox, for sandboxes that still exist.
         #: Called for each drifted thread before it is put back: (sandbox, thread, mask).
         self.strayed: Callable[[SandboxId, VmThread, CpuSet], None] | None = None
         #: Returns the sandboxes that have unread reports.
         self.unread: Callable[[], Set[SandboxId]] = frozenset
-        self._explain = explain
-        self._of: dict[SandboxId, _Drift] = {}
+        self._explain, self._counters = explain, counters
+        self._of: defaultdict[SandboxId, _Drift] = defaultdict(_Drift)
 
     def retry_due(self, sandbox: SandboxId) -> bool:
         """Whether a thread that was left to another writer is to be set again."""
@@ -86,8 +85,6 @@ class DriftTracker:
         kept = set(sandboxes)
         for sandbox in self._of.keys() - kept:
             del self._of[sandbox]
-        for sandbox in self.contended_by.keys() - kept:
-            del self.contended_by[sandbox]
         if self.contention:
             self.contention.keep_only(threads(), self.now())
 
@@ -109,9 +106,7 @@ class DriftTracker:
         """Record which operations are repairs. :returns: the operations without those of threads that are left to
         another writer; None, with nothing recorded, if threads drifted and an unread report may show that the runtime
         moved them. :param expected: the masks that the kernel was expected to show, by tid."""
-        drift = self._of.get(sandbox)
-        if drift is None:
-            drift = self._of[sandbox] = _Drift()
+        drift = self._of[sandbox]
         drifted = _drifted_threads(drift, placement, operations, expected) if operations and drift.placement else {}
         if drifted and sandbox in self.unread():
             return None
@@ -153,8 +148,8 @@ class DriftTracker:
                 OnContention.LEAVE: "they are left alone",
                 OnContention.PERSIST: "they are put back all the same"}[rules.on_contention]
         if new:
-            self.contended += 1
-            self.contended_by[sandbox] += 1
+            self._counters.contentions += 1
+            self._counters.contentions_by[sandbox] += 1
             logger.error("contention sandbox=%s threads=%d: put back %d times within %.0f s and moved again "
                          "(%s): %s (drift.on_contention=%s)", sandbox, new, rules.repairs, rules.within,
                          drift.why, does, rules.on_contention)

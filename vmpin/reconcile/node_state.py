@@ -119,7 +119,7 @@ class NodeState:
         self.unmanaged: Mapping[SandboxId, str] = self.placement_cache.unmanaged
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
                                             f"{self.proc.root}/1/root", self.vms, self.sources.pins_vcpus)
-        self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
+        self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules, self.counters)
         lost = self._store.lost and (lock.of_another(config.paths.lock_file) if used is None else used)
         if lost and acts:
             logger.warning("the record of the original masks was lost: threads that run already may have masks of "

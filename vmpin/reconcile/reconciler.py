@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING
@@ -86,7 +86,7 @@ class Reconciler:
         node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))
         node_state.apply_events(node_state.requests.expired(node_state.state, time.monotonic()))
         node_state.forget_ended()
-        self._failures.keep_only(node_state.vms)
+        self._failures.next_resync()
         if act:
             self._restore_excluded()
         results = self._pass(list(node_state.vms), act)
@@ -187,9 +187,6 @@ class Reconciler:
                 operations += self._operations(vm.sandbox)
             except Exception as err:
                 self._failures.record(vm.sandbox, err)
-        counters = node_state.counters
-        counters.contentions = node_state.drift_tracker.contended
-        counters.contentions_by = node_state.drift_tracker.contended_by
         if not operations:
             return ()
         if not act:
@@ -201,6 +198,7 @@ class Reconciler:
         node_state.begin_setting()
         results = tuple(node_state.pinner.set_masks(operations, node_state.placements))
         outcomes = Counter([(result.operation.thread.role, result.outcome) for result in results])
+        counters = node_state.counters
         counters.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
         counters.refused_by.update(result.operation.sandbox for result in results
                                    if result.outcome is Outcome.REFUSED)
@@ -324,20 +322,24 @@ class Reconciler:
 
 
 class Failures:
-    """Steps for single sandboxes that failed. A failure never stops the other sandboxes, and is logged once per cause.
+    """Steps for single sandboxes that failed. A failure never stops the other sandboxes. It is logged when it is new:
+    not if the same one occurred since the last resync, or between the last two.
     :param recheck: called for a sandbox whose step failed, so that the next pass compares all of its threads."""
 
     def __init__(self, recheck: Callable[[SandboxId], None]) -> None:
         self._recheck = recheck
-        self._causes: dict[SandboxId, str] = {}  #: Why the last step of a sandbox failed.
+        #: Why steps failed since the last resync, and between the last two.
+        self._now: set[tuple[SandboxId, str]] = set()
+        self._before: set[tuple[SandboxId, str]] = set()
 
     def record(self, sandbox: SandboxId, err: Exception) -> None:
-        """Record a failed step (called in an except block); logged if the cause is not the last one."""
+        """Record a failed step (called in an except block)."""
         self._recheck(sandbox)
-        if self._causes.get(sandbox) != repr(err):
-            logger.error("not reconciled sandbox=%s: %r", sandbox, err)
+        failure = sandbox, repr(err)
+        if failure not in self._now | self._before:
+            logger.error("not reconciled sandbox=%s: %s", *failure)
             logger.debug("sandbox=%s", sandbox, exc_info=True)
-        self._causes[sandbox] = repr(err)
+        self._now.add(failure)
 
-    def keep_only(self, sandboxes: Container[SandboxId]) -> None:
-        self._causes = {sandbox: cause for sandbox, cause in self._causes.items() if sandbox in sandboxes}
+    def next_resync(self) -> None:
+        self._before, self._now = self._now, set()

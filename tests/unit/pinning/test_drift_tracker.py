@@ -292,8 +292,8 @@ def test_contention_is_logged_as_one_error_and_the_thread_is_left_alone(
     (note,) = node.node_state.refusals(vm.sandbox)
     assert note == ("1 thread is moved by another program again and again (the last time: nothing known of sets "
                     "such masks here) and is left alone (drift.on_contention=rest)")
-    assert node.node_state.pinner.drift_tracker.contended == 1
-    assert node.node_state.pinner.drift_tracker.contended_by == {vm.sandbox: 1}
+    assert node.node_state.counters.contentions == 1
+    assert node.node_state.counters.contentions_by == {vm.sandbox: 1}
     assert contend(node, other, 1) == 1  # no other program moves that one
     assert node.node_state.refusals(other.sandbox) == []
 
@@ -310,7 +310,7 @@ def test_no_contention_begins_while_reports_are_unread(
     node.move(vm, node.there)
     assert node.repair(vm) == 0
     assert log(caplog, "contention") == []
-    assert node.node_state.pinner.drift_tracker.contended == 0
+    assert node.node_state.counters.contentions == 0
     waiting.clear()
     assert node.repair(vm) == 0
     assert len(log(caplog, "contention")) == 1, "the reports explained nothing"
@@ -347,7 +347,7 @@ def test_after_its_rest_a_thread_is_retried_and_contention_goes_on_without_an_er
     assert node.repair(vm) == 0  # it rests twice as long now
     now += 1.1
     assert node.repair(vm) == 1
-    assert drifts.contended == 1
+    assert node.node_state.counters.contentions == 1
 
 
 def test_a_retry_by_hand_repairs_a_thread_that_was_left_alone(node: Spinners) -> None:

@@ -128,7 +128,8 @@ def test_outside_is_where_neither_the_sandbox_nor_the_role_is(mask: str, sandbox
 
 
 def test_the_account_adds_up() -> None:
-    account = NewbornCounts(reported=5, born_inside=2, ended=1)
+    account = NewbornCounts()
+    account.reported, account.born_inside, account.ended = 5, 2, 1
     assert account.data()["placed_ms"] == {"mean": None, "max": 0.0}
     account.count_outside(0.002)
     account.count_outside(0.0005)

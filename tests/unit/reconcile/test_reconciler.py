@@ -201,6 +201,13 @@ def test_one_sandbox_that_fails_does_not_stop_another_and_is_logged_once(
     proc.short.clear()
     given.reconciler.resync(full=True)
     assert mask(one) == given.machine.other
+    given.reconciler.resync(full=True)
+    proc.short.add(one.pid)
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        given.reconciler.resync(full=True)
+        given.reconciler.resync(full=True)
+    assert [f"sandbox={sandbox('a')}: " in line for line in caplog.messages] == [True], "it came back"
 
 
 def test_the_last_topology_is_used_while_sys_cannot_be_read_and_an_online_cpu_places_again(

@@ -266,7 +266,7 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
         placements[vm.sandbox] = placements[vm.sandbox]._replace(waiting="", pending=False)
         assert machine.repair(vm) == 0
     assert CpuSet(os.sched_getaffinity(vm.vmm.pid)) == machine.here
-    assert (machine.node_state.counters.drift, machine.node_state.pinner.drift_tracker.contended) == ({}, 0)
+    assert (machine.node_state.counters.drift, machine.node_state.counters.contentions) == ({}, 0)
     machine.move(vm, machine.there)
     assert machine.repair(vm) == 1
     assert machine.node_state.counters.drift == {"unknown program": 1}
