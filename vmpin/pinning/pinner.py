@@ -64,13 +64,10 @@ class Pinner:
         #: Seconds for which a cgroup may refuse or trim a mask before it is a fault. When a container's process has
         #: ended, the runtime writes the sandbox's cgroup before it reports the end.
         self.grace = 0.0
-        self._masks: dict[SandboxId, VmMasks] = {}
+        self._masks: defaultdict[SandboxId, VmMasks] = defaultdict(VmMasks)
 
     def of(self, sandbox: SandboxId) -> VmMasks:
-        masks = self._masks.get(sandbox)
-        if masks is None:
-            masks = self._masks[sandbox] = VmMasks()
-        return masks
+        return self._masks[sandbox]
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
         """Sentences for the status: why masks were refused.
