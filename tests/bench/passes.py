@@ -11,7 +11,7 @@ from measure import CannotMeasure, Figure, in_turn, median, timed_ms
 from vms import THREADS, Machine
 
 from vmpin.pinning.apply import Outcome
-from vmpin.reconcile.intake import apply_hook
+from vmpin.reconcile.intake import take_hook
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.runtime.oci import parse_hook
 
@@ -66,7 +66,7 @@ def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
         bundle.write(cpu_list)
         raw = bundle.message()
         begin = time.perf_counter()
-        report = reconciler.reconcile(apply_hook(reconciler.node_state, parse_hook(raw)))
+        report = reconciler.reconcile(take_hook(reconciler.node_state, parse_hook(raw)) or ())
         spent = time.perf_counter() - begin
         done = [result for result in report.results if result.operation.thread.pid == machine.pid]
         if (len(done) != THREADS or any(result.outcome is not Outcome.DONE for result in done)

@@ -62,10 +62,13 @@ def take_hook(node_state: NodeState, hook: HookState, name: str | None = None) -
     """Apply a parsed message, and count it. :param name: of its file in the spool, None for no file.
     :returns: the sandboxes it is about; None if it has to be tried again, because its process or bundle could not be
     read."""
-    from vmpin.sources.hook_state import began_at
+    from vmpin.sources.hook_state import began_at, events_of
 
+    counters = node_state.counters
     try:
-        sandboxes = apply_hook(node_state, hook)
+        events = events_of(hook, node_state.state, node_state.proc, node_state.config.policy.exclusive_annotation,
+                           counters)
+        node_state.apply_events(events)
     except OSError as err:
         logger.error("hook message not applied sandbox=%s container=%s: it is tried again later: %s", hook.sandbox,
                      hook.container, err)
@@ -74,22 +77,10 @@ def take_hook(node_state: NodeState, hook: HookState, name: str | None = None) -
         logger.error("hook message dropped sandbox=%s container=%s file=%s: a mistake of vmpin's in %s: %r",
                      hook.sandbox, hook.container, name, log.raised_at(err), err)
         logger.debug("hook message", exc_info=True)
-        node_state.counters.hooks["refused"] += 1
+        counters.hooks["refused"] += 1
         return set()
-    counters = node_state.counters
     counters.hooks["applied"] += 1
     counters.last_hook_at = max(counters.last_hook_at or 0.0, began_at(hook) / 1e9)  # it may have lain in the spool
-    return sandboxes
-
-
-def apply_hook(node_state: NodeState, hook: HookState) -> set[SandboxId]:
-    """Apply a parsed message. :returns: the sandboxes it is about. :raises OSError: if its process or bundle cannot be
-    read at the moment."""
-    from vmpin.sources.hook_state import events_of
-
-    events = events_of(hook, node_state.state, node_state.proc, node_state.config.policy.exclusive_annotation,
-                       node_state.counters)
-    node_state.apply_events(events)
     return received("hook", {event.sandbox for event in events})
 
 

@@ -20,7 +20,7 @@ from vms import PREFIX, Machine, qemus, sandbox_id
 
 from peers.figures import VMPIN, Measure
 from peers.libvirt import Libvirt, session
-from vmpin.reconcile.intake import apply_hook
+from vmpin.reconcile.intake import take_hook
 from vmpin.runtime.oci import parse_hook
 
 _VCPUS, _IOTHREADS = 16, 2
@@ -68,7 +68,7 @@ class Vm:
         def setter(mask: Mask) -> float:
             bundle.write(_list(mask))
             raw = bundle.message()
-            spent = timed_ms(lambda: reconciler.reconcile(apply_hook(reconciler.node_state, parse_hook(raw))))
+            spent = timed_ms(lambda: reconciler.reconcile(take_hook(reconciler.node_state, parse_hook(raw)) or ()))
             if reconciler.node_state.unsaved:
                 reconciler.node_state.save()  # the watcher does that later
             return spent
