@@ -241,20 +241,21 @@ class Procfs:
             raw = read_file(f"{self.root}/{pid}/cmdline", _LONGEST_CMDLINE) or b""
         return split_arguments(raw)
 
+    def status_of(self, pid: int | str, label: bytes) -> bytes:
+        """A line of a process's status without its label; b"" without one. Not for what follows the groups."""
+        # The thread's name precedes it, but the kernel escapes newlines in the name.
+        raw = b"\n" + (read_file(f"{self.root}/{pid}/status", _STATUS) or b"")
+        return raw.partition(b"\n%b:" % label)[2].partition(b"\n")[0]
+
     def tgid(self, pid: int) -> int | None:
         """The process of a thread id. /proc/TID exists for threads, too, although it is not listed."""
-        # The thread's name precedes it, but the kernel escapes newlines in the name.
-        raw = b"\n" + (read_file(f"{self.root}/{pid}/status", 8192) or b"")
-        _, label, rest = raw.partition(b"\nTgid:")
-        return int(rest.partition(b"\n")[0]) if label else None
+        number = self.status_of(pid, b"Tgid")
+        return int(number) if number else None
 
     def uids(self, pid: int | str) -> tuple[int, ...] | None:
         """The uids of a process (real, effective, saved, file system) in this user namespace; None if they cannot be
         read."""
-        # The thread's name precedes them, but the kernel escapes newlines in it; the groups follow them.
-        raw = b"\n" + (read_file(f"{self.root}/{pid}/status", 4096) or b"")
-        _, _, rest = raw.partition(b"\nUid:")
-        numbers = parse_wholes(rest.partition(b"\n")[0].split(), _MAX_UID, 4)
+        numbers = parse_wholes(self.status_of(pid, b"Uid").split(), _MAX_UID, 4)
         return tuple(numbers) if numbers else None
 
     def foreign_uid(self, pid: int | str) -> int:
