@@ -51,19 +51,19 @@ class OriginalMaskStore:
             del self.masks[sandbox]
         return bool(ended)
 
-    def is_unknown(self, main: ThreadId) -> bool:
+    def predates_record(self, main: ThreadId) -> bool:
         """Whether a process without a record may have a mask that vmpin set."""
         return main.starttime <= self._lost_until and main not in self._restored
 
-    def unknown(self, sandbox: SandboxId, main: ThreadId) -> bool:
+    def is_unknown(self, sandbox: SandboxId, main: ThreadId) -> bool:
         """Whether the original mask of a VM's process is not known."""
         masks = self.masks.get(sandbox, OriginalMasks()).processes.get(main)
-        return self.is_unknown(main) if masks is None else not masks.main
+        return self.predates_record(main) if masks is None else not masks.main
 
     def to_restore(self, sandbox: SandboxId, mains: Iterable[ThreadId]) -> OriginalMasks | None:
         """Return a sandbox's original masks, after recording as unknown those of `mains` that cannot be known; None if
         there is nothing to restore."""
-        for main in filter(self.is_unknown, mains):
+        for main in filter(self.predates_record, mains):
             before = self.masks.get(sandbox, OriginalMasks())
             self._replace(sandbox, before, before.with_unknown(main))
         return self.masks.get(sandbox)
@@ -107,7 +107,7 @@ class OriginalMaskStore:
     def _original(self, before: OriginalMasks, main: ThreadId) -> CpuSet | None:
         """The original mask of a new process that may have one of vmpin's, EMPTY if unknown; None for its mask now."""
         inherited = self._inherited(before, main)
-        return EMPTY if inherited is None and self.is_unknown(main) else inherited
+        return EMPTY if inherited is None and self.predates_record(main) else inherited
 
     def _inherited(self, before: OriginalMasks, process: ThreadId) -> CpuSet | None:
         """The original mask of a process whose parent had a mask set by vmpin: the parent's original mask, EMPTY if
@@ -195,7 +195,7 @@ class Restoration:
         :param threads: the current threads, each with its process."""
         listed = list(threads)
         masks = self.originals.masks.get(sandbox, OriginalMasks())
-        for main in filter(self.originals.is_unknown, {main for _, main in listed}):
+        for main in filter(self.originals.predates_record, {main for _, main in listed}):
             masks = masks.with_unknown(main)
         listed = self._with_astray(masks, listed)
         return ordered(operation for operation in _restoring(sandbox, masks, listed, topology)

@@ -115,7 +115,7 @@ class Pinner:
         """Compare the masks of a VM's threads with its placement. Also records the original masks of new processes.
         :returns: the operations that establish the placement."""
         masks = self.of(vm.sandbox)
-        if not masks.open and _holds(masks.expected) and not self.drift_tracker.retry_due(vm.sandbox):
+        if not masks.open and _are_shown(masks.expected) and not self.drift_tracker.retry_due(vm.sandbox):
             masks.waits = ""  # every mask is as placed, so any later change is drift
             return ()
         observed = list(self._observed(vm, masks, placement))
@@ -283,7 +283,7 @@ def shown_masks(masks: Iterable[CpuSet]) -> str:
     return "|".join(map(str, different[:SHOWN])) + ("|…" if len(different) > SHOWN else "")
 
 
-def _holds(expected: Mapping[int, frozenset[int]]) -> bool:
+def _are_shown(expected: Mapping[int, frozenset[int]]) -> bool:
     """Whether the kernel still shows the expected masks. In a pass without changes this is the whole cost."""
     get = os.sched_getaffinity
     try:

@@ -247,7 +247,7 @@ class NodeState:
     @property
     def unknown_originals(self) -> int:
         """The number of VMs that run since before the record of the original masks was lost."""
-        return sum(self.original_masks.unknown(vm.sandbox, vm.vmm.id) for vm in self.vms.values())
+        return sum(self.original_masks.is_unknown(vm.sandbox, vm.vmm.id) for vm in self.vms.values())
 
     def apply_events(self, events: Iterable[Event], listed: bool = False) -> None:
         """Apply events to the desired state; the sandboxes that they change are placed again.

@@ -148,7 +148,7 @@ class PlacementCache:
         (any more)."""
         placement = None
         if vm is not None and sandbox_state is not None and not sandbox_state.suspended:
-            if self._first_list.holds(sandbox, sandbox_state):
+            if self._first_list.defers(sandbox, sandbox_state):
                 self._leave_alone(sandbox, UNLISTED)
                 return False
             inputs = (self._request(vm, sandbox_state, vm.vcpus), self._pods.get(sandbox),
@@ -185,7 +185,7 @@ class PlacementCache:
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
         """The placement of a sandbox's new processes; None if their masks are not to be set."""
-        if self._first_list.holds(sandbox, state.sandboxes.get(sandbox)):
+        if self._first_list.defers(sandbox, state.sandboxes.get(sandbox)):
             return None
         return self.placements.get(sandbox) or place_before_vm(
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.rulings,

@@ -93,7 +93,7 @@ class FirstList:
         logger.warning("nri: the runtime has not listed its containers yet: VMs are placed by other sources' reports")
         return self._end_wait()
 
-    def holds(self, sandbox: SandboxId, state: SandboxState | None) -> bool:
+    def defers(self, sandbox: SandboxId, state: SandboxState | None) -> bool:
         """Whether a VM is not to be placed before the list comes. A command without a watcher gets no list: it places
         VMs by their known containers.
         :param state: the sandbox as reported by the sources."""

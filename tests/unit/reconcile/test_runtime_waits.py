@@ -48,9 +48,9 @@ def test_a_vm_is_held_until_the_list_unless_a_file_knows_its_containers(
     first = FirstList(True, {ONE} if known else set(), lambda sandbox: in_file)
     if connects:
         first.connect(wanted=False)
-    assert (first.holds(ONE, state), first.waits(ONE)) == (held, WAITS if waits else "")
+    assert (first.defers(ONE, state), first.waits(ONE)) == (held, WAITS if waits else "")
     assert first.came()
-    assert (first.holds(ONE, state), first.waits(ONE)) == (False, "")
+    assert (first.defers(ONE, state), first.waits(ONE)) == (False, "")
     assert not first.came()  # a later list changes nothing
 
 
@@ -66,7 +66,7 @@ def test_a_list_is_awaited_where_there_is_a_runtime_to_send_it(tmp_path: Path, n
     if wanted:
         first.connect(wanted)
     assert first.awaited == awaited
-    assert first.holds(ONE, BARE) == awaited  # a state file without its containers does not know it
+    assert first.defers(ONE, BARE) == awaited  # a state file without its containers does not know it
 
 
 def test_a_list_is_not_awaited_for_ever(caplog: pytest.LogCaptureFixture) -> None:
