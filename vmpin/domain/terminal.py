@@ -1,4 +1,4 @@
-"""Text from outside made safe for a terminal. Pure."""
+"""Texts: those from outside made safe for a terminal; counts, ages and names as sentences have them. Pure."""
 
 from __future__ import annotations
 
@@ -69,11 +69,6 @@ def age_at(since: str | None, now: datetime) -> str:
 def with_ages(sentence: str, now: datetime) -> str:
     """The ages of the time stamps in a sentence: "6m10s ago" for "since 2026-01-02T03:04:05.678Z"."""
     return re.sub(_SINCE, lambda match: f"{age_at(match[1], now)} ago", sentence)
-
-
-def label_text(text: str) -> str:
-    """The text of a metric's label: names come from a pod's author or a hook, and may have invalid Unicode."""
-    return text[:253].encode("utf-8", "replace").decode()
 
 
 def as_written(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The files of a process in a container, and their places on the node."""
+"""The files of a process in a container, and their places on the node (host.mounts, features.common.mounted_paths)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from need import need_root, need_tool
 
+from vmpin.features.common.mounted_paths import path_on_node
 from vmpin.host.files import Files
-from vmpin.host.mounts import own_files, path_on_node
+from vmpin.host.mounts import own_files
 from vmpin.host.procfs import Procfs
 
 NODE = r"""21 1 8:1 / / rw - ext4 /dev/sda1 rw

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from vmpin.domain.terminal import label_text
 from vmpin.features.allocator.allocation_report import AllocatorView, free_cpus, largest_sets
 from vmpin.features.allocator.grants.allocation_options import AllocationMode
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, RefusalKind
 from vmpin.features.allocator.grants.ledger import GrantState
 from vmpin.features.common.metric_families import Metric, counter, gauge
+from vmpin.features.common.pod_labels import label_text
 
 
 def allocation_families(view: AllocatorView, by_pod: bool) -> Iterator[Metric]:

@@ -22,10 +22,11 @@ from vmpin.config import yaml_file
 from vmpin.domain.distributions import ACTIONS, DISTRIBUTIONS, KUBELETS, RANCHER, is_kubelet, with_program
 from vmpin.domain.facts import FoundSetting, KubeletConfig
 from vmpin.errors import ConfigError, SourceError
+from vmpin.features.common.mounted_paths import path_on_node
 from vmpin.features.common.service_units import exec_start, openrc_arguments
 from vmpin.host.daemons import Program, flag, programs
 from vmpin.host.files import Files
-from vmpin.host.mounts import own_files, path_on_node
+from vmpin.host.mounts import own_files
 from vmpin.host.procfs import Procfs
 from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.documents import dig, parse_json
