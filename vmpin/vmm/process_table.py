@@ -122,7 +122,7 @@ class ProcessTable:
             self._inspect(pid)
         except PermissionError as err:
             self.proc.beginning(1)
-            logger.debug("ignored pid=%s: %s", pid, err)
+            logger.debug("ignored process=%s: %s", pid, err)
 
     def _inspect(self, pid: str) -> None:
         """Read and recognize a process, without regard to earlier entries of its pid."""
