@@ -108,7 +108,7 @@ class ClaimFiles:
             self._socket, self.registered = None, False
             return
         if resync or stamp(info) != self._socket:
-            from vmpin.host.unix_peers import answers  # not at the top: most nodes have no driver
+            from vmpin.host.listening import answers  # not at the top: most nodes have no driver
 
             # A driver that has just created its socket accepts no connections yet: a fresh one is tried again.
             self._socket, self.registered = lasting_stamp(info), answers(self.registration)

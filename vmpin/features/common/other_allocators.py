@@ -10,10 +10,11 @@ from pathlib import Path
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.facts import ALLOCATORS, Engine, OtherAllocator
+from vmpin.features.common.socket_peers import peers, sockets_of
 from vmpin.host.daemons import CONFIGURED, DAEMONS, kind_of, programs
 from vmpin.host.files import Files
+from vmpin.host.listening import answers
 from vmpin.host.procfs import Procfs
-from vmpin.host.unix_peers import answers, peers, sockets_of
 from vmpin.runtime.engines import engines
 
 #: Sockets of allocators on the node. koordlet: pkg/koordlet/runtimehooks/config.go; cri-resource-manager:

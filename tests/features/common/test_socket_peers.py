@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.features.common.socket_peers import peers, sockets_of
+from vmpin.host.listening import answers
 from vmpin.host.procfs import Procfs
-from vmpin.host.unix_peers import answers, peers, sockets_of
 
 
 def listening(path: Path) -> socket.socket:

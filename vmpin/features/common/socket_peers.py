@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from vmpin.bounded import MAX_INT64, parse_whole
 from vmpin.host.procfs import Procfs, names_in
 
 #: linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h, include/net/tcp_states.h.
@@ -73,24 +74,6 @@ def sockets_of(proc: Procfs, pid: int) -> Iterator[int]:
             target = os.readlink(f"{directory}/{name}")
         except OSError:
             continue
-        if target.startswith("socket:["):
-            yield int(target[len("socket:["):-1])
-
-
-def answers(path: Path) -> bool:
-    """Whether a process accepts connections at a path: a socket that its process has left behind refuses them."""
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.setblocking(False)
-            client.connect(f"/proc/self/fd/{fd}")  # a path may be longer than the 107 bytes of an address
-    except BlockingIOError:
-        return True  # its queue is full
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+        number = parse_whole(target.removeprefix("socket:[").removesuffix("]"), MAX_INT64)
+        if number is not None:
+            yield number
