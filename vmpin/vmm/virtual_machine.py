@@ -79,13 +79,11 @@ class Process:
         again = (dict.fromkeys(tids) if reread or not self.stats else
                  {self.pid, *self.young, *(set(tids) - self.stats.keys())})
         fresh = proc.task_stats(self.pid, again)
-        if self._has_been_killed(fresh.get(self.pid)):
-            return Refresh.ENDED
-        stats, young = _merged(self.stats, tids, again, fresh)
-        main = stats.get(self.pid)
+        main = fresh.get(self.pid)
         if main is None or main.starttime != self.id.starttime or main.state in "ZX":
             self.threads.clear()
             return Refresh.ENDED
+        stats, young = _merged(self.stats, tids, again, fresh)
         changed = stats != self.stats
         self.tasks, self.stats, self.young = tasks, stats, young
         self._outdated = self._renamed = False
@@ -93,12 +91,6 @@ class Process:
             self.threads = {tid: VmThread(ThreadId(tid, stat.starttime), self.role, stat.comm, self.pid)
                             for tid, stat in stats.items()}
         return Refresh.CHANGED if changed else Refresh.UNCHANGED
-
-    def _has_been_killed(self, main: Stat | None) -> bool:
-        """Whether a process that was read before has ended but is not reaped yet (a zombie)."""
-        before = self.stats.get(self.pid)
-        return (before is not None and main is not None and main.state in "ZX"
-                and (before.comm, before.starttime) == (main.comm, main.starttime))
 
 
 def _merged(before: Mapping[int, Stat], tids: Sequence[int], again: Collection[int],

@@ -18,6 +18,7 @@ from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import PF_KTHREAD, Procfs
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.process_table import ROUNDS, YOUNG_PASSES
+from vmpin.vmm.virtual_machine import Process, Refresh
 
 
 def process(root: Path, pid: int, name: str, *argv: str, start: int = 100, parent: int = 1) -> None:
@@ -300,3 +301,16 @@ def test_firecrackers_sandbox_is_the_one_of_the_shim_whose_id_was_cut(tmp_path: 
     shutil.rmtree(tmp_path / "4000")
     inventory.scan({}, full=True)
     assert (set(inventory.vms), inventory.process_table.sandboxes_with_helpers()) == ({whole}, set())
+
+
+def test_a_helper_that_was_killed_and_not_reaped_has_no_threads() -> None:
+    with subprocess.Popen(["sleep", "600"]) as shim:
+        stat = Procfs().stat(shim.pid)
+        assert stat is not None
+        helper = Process(shim.pid, ThreadId(shim.pid, stat.starttime), ThreadRole.SHIM, [])
+        assert helper.read_threads(Procfs(), reread=True) is Refresh.CHANGED
+        assert [*helper.threads] == [shim.pid]
+        shim.kill()
+        os.waitid(os.P_PID, shim.pid, os.WEXITED | os.WNOWAIT)
+        assert helper.read_threads(Procfs(), reread=True) is Refresh.ENDED
+        assert not helper.threads
