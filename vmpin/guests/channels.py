@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vmpin.host.files import path_of
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, split_arguments
 from vmpin.named_tuple import NamedTuple
 from vmpin.protocol.parsing import SERIAL
 from vmpin.vmm.arguments import keyvals, long_options, vsock_cid
@@ -28,6 +28,7 @@ BUFFERED = 65536
 #: The answer to CONNECT on a hybrid vsock, and its greatest length (bytes).
 _OK = re.compile(rb"OK [0-9]{1,10}\n")
 _LONGEST = 32
+_DAEMON = "vhost-device-vsock"
 _AGENT_URL = re.compile(r"(hvsock|vsock)://(.{1,4096}):([0-9]{1,10})", re.ASCII)
 
 
@@ -249,9 +250,13 @@ def _of_url(agent_url: str, pid: int) -> Iterator[HybridVsock | Vsock]:
 
 
 def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:
-    """The channel of the vhost-device-vsock that serves this device. Reads every process's command line."""
+    """The channel of the vhost-device-vsock that serves this device. Reads the beginning of every process's command
+    line, and the rest only of root's: parsing 128 KiB takes long, and any user may have a thousand such processes."""
     for pid in proc.pids():
-        uds = daemon_uds(proc.cmdline(pid), device)
+        beginning = proc.beginning(pid)
+        if _DAEMON.encode() not in beginning:
+            continue
+        uds = daemon_uds(split_arguments(beginning) if proc.foreign_uid(pid) else proc.cmdline(pid, beginning), device)
         # A process in a pid namespace of its own is a program in a container, whatever its command line is.
         if uds is not None and not proc.nested(pid):
             yield HybridVsock(uds, int(pid), int(pid))
@@ -260,7 +265,7 @@ def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:
 def daemon_uds(argv: Sequence[str], socket: str) -> str | None:
     """Where vhost-device-vsock takes connections for the guest that it serves over `socket`; None when this is not the
     command line of such a daemon."""
-    if not argv or not argv[0].rpartition("/")[2].startswith("vhost-device-vsock"):
+    if not argv or not argv[0].rpartition("/")[2].startswith(_DAEMON):
         return None
     for _, value in long_options(argv, "--vm"):  # several guests in one daemon: guest-cid=3,socket=…,uds-path=…
         pairs = dict(keyvals(value, "guest-cid"))

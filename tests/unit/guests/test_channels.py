@@ -287,6 +287,19 @@ def test_where_a_daemon_takes_connections_is_on_its_command_line() -> None:
     assert daemon_uds(many, "b") == "ub"
 
 
+@pytest.mark.parametrize(("uid", "found"), [(0, [HybridVsock("vm4.vsock", 4000, 4000)]), (1000, [])])
+def test_another_users_long_command_line_is_read_no_further_than_its_beginning(
+        tmp_path: Path, uid: int, found: list[Channel]) -> None:
+    argv = ["qemu-system-x86_64", "-chardev", "socket,id=vv,path=/run/vd.sock", "-device",
+            "vhost-user-vsock-pci,chardev=vv"]
+    (tmp_path / "4000").mkdir()
+    uids = f"\t{uid}" * 4
+    (tmp_path / "4000/status").write_text(f"Name:\tvhost-device-vs\nUid:{uids}\nNSpid:\t4000\n")
+    (tmp_path / "4000/cmdline").write_text("\0".join(
+        ["vhost-device-vsock", *["--vm"] * 1000, "--socket", "/run/vd.sock", "--uds-path", "vm4.vsock"]) + "\0")
+    assert find_channels(vm(QEMU, argv), "", Procfs(tmp_path), tmp_path / "vc", tmp_path / "kata") == found
+
+
 @pytest.mark.parametrize(("inside", "found"), [("", [HybridVsock("vm4.vsock", 4000, 4000)]), ("\t1", [])])
 def test_a_daemon_in_a_container_is_no_channel(tmp_path: Path, inside: str, found: list[Channel]) -> None:
     """Anyone's container may run a vhost-device-vsock with that socket's path on its command line."""
