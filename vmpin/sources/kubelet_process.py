@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vmpin.domain.distributions import is_kubelet
 from vmpin.host.daemons import flag, names_of
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, split_arguments
 
 #: For so long (s) the processes are not read again if none was a kubelet.
 PAUSE = 10.0
@@ -63,7 +63,7 @@ class KubeletProcess:
             return None
         contained = False
         for pid in self._proc.pids():
-            argv = self._proc.beginning(pid).rstrip(b"\0").decode("utf-8", "replace").split("\0")
+            argv = split_arguments(self._proc.beginning(pid))
             if not any(is_kubelet(name, argv) for name in names_of(argv)):
                 continue
             starttime = self._starttime(pid)
