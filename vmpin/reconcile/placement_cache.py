@@ -110,7 +110,9 @@ class PlacementCache:
                 failed(sandbox, err)
         before = self.own
         if node_changed or exclusive_changed:
-            self._unreported = unreported_assignments(state, self.rulings)
+            placeable = DesiredState({sandbox: sandbox_state for sandbox, sandbox_state in state.sandboxes.items()
+                                      if sandbox not in failed_claims}) if failed_claims else state
+            self._unreported = unreported_assignments(placeable, self.rulings)
         claims = with_unreported(self._claims, self._unreported, self.node.online)
         if node_changed or exclusive_changed or claims is not before.claims:
             self.own = ownership(claims, self.node, self._pods)

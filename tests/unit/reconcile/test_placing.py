@@ -11,12 +11,13 @@ from ruled import authorities
 from vmpin.authorities.authority import Authorities, GivenAuthority
 from vmpin.config import loading as settings
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.assignments import Assignments, Rank
+from vmpin.domain.assignments import Assignments, Rank, Rulings
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole
 from vmpin.domain.topology import Topology
+from vmpin.placement import rulings
 from vmpin.placement.rules import UNMANAGED, PlacementRequest
 from vmpin.reconcile import placement_cache
 from vmpin.reconcile.placement_cache import PlacementCache
@@ -166,6 +167,27 @@ def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
         monkeypatch.setattr(placement_cache, wrong, right)
         assert cache.place_changed(STATE, VMS, moved.append, keep) == {bad}
         assert (moved, cache.dirty) == ([good, bad], set())
+
+
+def test_under_a_checkpoint_one_sandbox_that_fails_does_not_stop_the_others_either(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its pod keeps what the kubelet gives it."""
+    kubelet = CpuManagerState("static", CpuSet((0, 1)), {("u", "db"): CpuSet((3,))})
+    cache = PlacementCache(settings.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))),
+                           authorities(kubelet), DesiredState(), {})
+    state = DesiredState({ONE: SandboxState(ONE, pod=Pod("n", "p", "u")), TWO: SandboxState(TWO)})
+    right, moved, failed = rulings.effective_containers, list[SandboxId](), list[SandboxId]()
+
+    def failing(sandbox: SandboxState, *args: Rulings) -> object:
+        if sandbox.id == ONE:
+            raise ZeroDivisionError
+        return right(sandbox, *args)
+
+    for module in (rulings, placement_cache):
+        monkeypatch.setattr(module, "effective_containers", failing)
+    cache.dirty = {ONE, TWO}
+    assert cache.place_changed(state, VMS, moved.append, lambda sandbox, _: failed.append(sandbox)) == {TWO}
+    assert (moved, failed, cache.dirty, cache.own.exclusive) == ([TWO], [ONE], {ONE}, CpuSet((3,)))
 
 
 @pytest.mark.parametrize(("kubelet", "pool", "unmanaged"), [
