@@ -106,6 +106,7 @@ class SerialPort:
         self._greeting = greeting
         self._sys = sys
         self._last = 0.0
+        self._errno: Optional[int] = None  #: Of the error logged last: it is tried every five seconds.
         #: While input is dropped after garbage: when that ends (monotonic seconds); else None.
         self.quiet_at: Optional[float] = None
         self.fd = -1
@@ -121,7 +122,8 @@ class SerialPort:
         try:
             self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError as err:
-            if self._path != "auto":
+            if self._path != "auto" and err.errno != self._errno:
+                self._errno = err.errno
                 file_io.log(f"{path}: {err.strerror}")
             return False
         file_io.log(f"serves {path}")

@@ -7,6 +7,7 @@ import select
 import time
 import tty
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +48,14 @@ def test_a_check_answers_waiting_input_although_no_event_wakes_the_loop(ends: tu
         assert found == [NeedMap(), Pong(7, "1")]
     finally:
         os.close(port.fd)
+
+
+def test_a_port_that_is_not_there_is_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is tried every five seconds, for as long as the guest runs."""
+    path = tmp_path / "port"
+    port = SerialPort(str(path), lambda request: Pong(request.id, "1"), list)
+    assert [port.open() for _ in range(3)] == [False] * 3
+    assert capsys.readouterr().err == f"vmpin-agent: {path}: No such file or directory\n"
+    path.mkdir()
+    assert [port.open() for _ in range(3)] == [False] * 3
+    assert capsys.readouterr().err == f"vmpin-agent: {path}: Is a directory\n"
