@@ -338,7 +338,7 @@ def container_devices(nodes: Iterable[DeviceNode], env: Iterable[str]) -> dict[s
     for entry in env:
         if (match := _VARIABLE.fullmatch(entry[:_LONGEST])) is None:
             continue
-        for address in match[2].split(","):
+        for address in match[2].split(",", MOST_ADDRESSES):
             if _ADDRESS.fullmatch(address.strip()) and len(addresses) < MOST_ADDRESSES:
                 addresses.setdefault(address.strip(), match[1])
     return {**addresses, **numbers}

@@ -179,6 +179,7 @@ def test_what_is_no_device_is_left_out(node: DeviceNode) -> None:
     "PCIDEVICE_X", "PCIDEVICE_X=", "PCIDEVICE_=0000:3b:00.0", "XPCIDEVICE_X=0000:3b:00.0",
     "PCIDEVICE_X_INFO={\"0000:3b:00.0\":{\"generic\":{\"deviceID\":\"0000:3b:00.0\"}}}",
     "PCIDEVICE_X=3b:00.0", "PCIDEVICE_X=0000:3B:00.0", "PCIDEVICE_X=0000:3b:00.8", "PCIDEVICE_X=../0000:3b:00.0",
+    f"PCIDEVICE_X={',' * (MOST_ADDRESSES + 1)}0000:3b:00.0",  # not millions of pieces
     "PCIDEVICE_X=0000:3b:00.0/..", "PCIDEVICE_X=eth0", "PCIDEVICE_X=b8:0", "PCIDEVICE_X=0000:3b:00.0 0000:3b:00.1"])
 def test_what_is_no_address_is_left_out(entry: str) -> None:
     assert container_devices([], [entry]) == {}
