@@ -28,6 +28,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
+        server.settimeout(120)  # who should connect may have ended
         yield server
 
 
