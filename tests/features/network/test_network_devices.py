@@ -156,7 +156,7 @@ def test_duplicates_of_a_descriptor_are_one_file_and_a_file_opened_again_is_anot
 def test_descriptors_of_another_process_are_compared_there(fds: list[int]) -> None:
     if distinct_files(Procfs(), os.getpid(), fds) == fds:
         pytest.skip("the kernel has no kcmp (CONFIG_KCMP)")
-    code = "import os,sys; os.dup2(0, 50); print(); sys.stdin.read()"
+    code = "import os,sys; os.dup2(0, 50); print(flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
