@@ -27,7 +27,7 @@ CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "micro
 #: that of the shims that it starts, and where it finds these.
 _ENVIRONMENT = {"k3s": ("K3S_CONFIG_FILE", "K3S_DATA_DIR"), "rke2": ("RKE2_CONFIG_FILE", "RKE2_DATA_DIR"),
                 "crio": ("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_RUNTIMES",
-                         "CONTAINER_DEFAULT_RUNTIME", "KATA_CONF_FILE"),
+                         "CONTAINER_DEFAULT_RUNTIME", "CONTAINER_HOOKS_DIR", "KATA_CONF_FILE"),
               "containerd": ("KATA_CONF_FILE", "PATH")}
 #: Daemons that often run in a container and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}

@@ -27,8 +27,8 @@ _MAX_IMPORTS = 50
 #: Where containerd finds shims if its PATH is not known: that of its service. Of a longer one so many are searched.
 _SHIM_PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 _MAX_PLACES = 64
-#: The only default of cri-o (pkg/config/config.go; its --hooks-dir is not taken) and of podman (containers/common
-#: pkg/config: DefaultHooksDirs; 4.3 runs no hook of /etc/containers/oci/hooks.d).
+#: The only default of cri-o (pkg/config/config.go) and of podman (containers/common pkg/config: DefaultHooksDirs; 4.3
+#: runs no hook of /etc/containers/oci/hooks.d).
 _HOOKS: tuple[str, ...] = ("/usr/share/containers/oci/hooks.d",)
 
 
@@ -196,7 +196,10 @@ def _crio(files: Files, program: Program | None) -> Engine:
                                  program=program))
     nri = dig(config, "crio", "nri")
     on, closed = flag_switch(argv, "enable-nri"), flag_switch(argv, "nri-disable-connections")
-    hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _HOOKS
+    named = flag_values(argv, "hooks-dir") or [environment.get("CONTAINER_HOOKS_DIR", "")]
+    named = named[0].split(",") if len(named) == 1 else named  # (internal/criocli, StringSliceTrySplit)
+    hooks = (tuple(filter(None, map(str.strip, named))) or strings(dig(config, "crio", "runtime", "hooks_dir"))
+             or _HOOKS)
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(nri, "enable_nri")) if on is None else on,
                   flag(argv, "nri-listen") or string(dig(nri, "nri_listen")), tuple(handlers), default_name,

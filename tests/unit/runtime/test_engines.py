@@ -143,6 +143,16 @@ def test_crio_is_read_with_its_drop_ins(tmp_path: Path) -> None:
     assert (made.pid, made.nri, made.nri_socket, made.hooks_dirs) == (4, True, "/n.sock", ("/etc/h",))
 
 
+@pytest.mark.parametrize(("argv", "environment", "directories"), [
+    (["--hooks-dir", "/a"], "/e", ("/a",)), (["--hooks-dir=/a", "--hooks-dir=/b"], "", ("/a", "/b")),
+    (["--hooks-dir=/a, /b"], "", ("/a", "/b")), ([], "/e,/f", ("/e", "/f"))])
+def test_crios_command_line_and_environment_name_its_hook_directories(
+        tmp_path: Path, argv: list[str], environment: str, directories: tuple[str, ...]) -> None:
+    """In place of the configuration's (CRI-O 1.37's internal/criocli, run with these)."""
+    program = Program(4, "crio", ["crio", *argv], {"CONTAINER_HOOKS_DIR": environment})
+    assert found(tmp_path, CRIO, program)["crio"].hooks_dirs == directories
+
+
 def test_a_drop_in_of_crio_replaces_a_handler_as_a_whole(tmp_path: Path) -> None:
     """So does BurntSushi/toml with the values of a map, whose other keys stay; the files of subdirectories count."""
     made = found(tmp_path, """
@@ -220,8 +230,8 @@ def test_the_ways_to_name_a_runtime_of_containerd(
 
 
 def test_crio_reads_hooks_from_one_directory_unless_configured(tmp_path: Path) -> None:
-    """1.37: pkg/config/config.go; a flag of its command line changes nothing."""
-    made = found(tmp_path, "etc/crio/\n", Program(4, "crio", ["crio", "--hooks-dir", "/etc/containers/oci/hooks.d"]))
+    """1.37: pkg/config/config.go."""
+    made = found(tmp_path, "etc/crio/\n", Program(4, "crio", ["crio"]))
     assert made["crio"].hooks_dirs == ("/usr/share/containers/oci/hooks.d",)
 
 

@@ -242,9 +242,8 @@ def _engine_evidence(engine: Engine) -> str:
 
 _STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"))
 _NAME_IT = ("name the directory in the runtime's hooks_dir (CRI-O's only default is "
-            f"{CRIO_DEFAULT}, and it ignores --hooks-dir), or the spec in base_runtime_spec of the handler, and "
-            "restart it: hooks/README.md. To delete an unused registration: "
-            "`vmpin install hook --hooks-dir DIR --remove`")
+            f"{CRIO_DEFAULT}), or the spec in base_runtime_spec of the handler, and restart it: hooks/README.md. To "
+            "delete an unused registration: `vmpin install hook --hooks-dir DIR --remove`")
 _LATELY = 5.0  #: Seconds: the hook message of a container started more recently may still be on its way.
 
 

@@ -146,8 +146,7 @@ def _directory_advice(hooks_dir: Path) -> str:
 next, add the directory to the runtime's configuration unless it reads it already:
   podman   podman --hooks-dir {where} run …, or hooks_dir = ["{where}"] under [engine] in containers.conf
   CRI-O    hooks_dir = ["{where}"] under [crio.runtime], then restart CRI-O. It reads
-           {CRIO_DEFAULT} alone by default, ignores --hooks-dir on its command line,
-           and runs no hook for its pause containers
+           {CRIO_DEFAULT} alone by default, and runs no hook for its pause containers
   containerd has no hooks directory: see vmpin install hook --base-spec
 Then start a container: `vmpin doctor hooks` shows whether its hook was received."""
 
