@@ -14,7 +14,8 @@ from vmpin.domain.model import SandboxId, valid_id
 
 # Anywhere in an argument: Kata writes paths bare, after `path=` and in comma lists, and a rootless Kata puts
 # $XDG_RUNTIME_DIR in front. The Go runtime's directory of a Firecracker has its program's name (fc.go: setPaths).
-_RUN_DIRECTORY = r"/run/(?:vc/(?:vm|sbs|firecracker[^/,=]*)|kata)/([^/,=]+)/"
+# Kuasar's sandboxer has a directory of its own (vmm/sandbox/src/args.rs).
+_RUN_DIRECTORY = r"/run/(?:vc/(?:vm|sbs|firecracker[^/,=]*)|kata|kuasar-vmm)/([^/,=]+)/"
 _SHARED_DIRECTORY = r"/sandboxes/([^/,=]+)(?:[/,]|$)"
 #: include/uapi/linux/vm_sockets.h: 0 to 2 are the hypervisor, this machine and the host; the last one is "any".
 _FIRST_GUEST_CID, _ANY_CID = 3, 0xFFFFFFFF

@@ -356,6 +356,11 @@ VMMS = [
     ("/usr/bin/firecracker --id ../x --config-file /run/vc/vm/a1/fcConfig.json", FC, "a1"),
     ("/usr/bin/stratovirt -name sandbox -qmp unix:/run/vc/vm/a1/qmp.socket,server,nowait", STRATO, "a1"),
     ("/usr/bin/stratovirt", STRATO, None),
+    # Kuasar's
+    (f"/usr/local/bin/cloud-hypervisor --api-socket /run/kuasar-vmm/{SID}/api.sock --cpus boot=1,affinity=,features= "
+     f"--vsock cid=3,socket=/run/kuasar-vmm/{SID}/task.vsock,id=vsock", CLH, SID),
+    (f"/usr/bin/stratovirt -name sandbox-{SID} -qmp unix:/run/{SID}-qmp.sock,server,nowait -smp cpus=1 "
+     f"-pidfile /run/kuasar-vmm/{SID}/sandbox-{SID}.pid -daemonize", STRATO, SID),
     ("/usr/bin/stratovirt-2.4 -name sandbox -qmp unix:/run/vc/vm/a1/qmp.socket", STRATO, "a1"),
     ("/firecracker --id=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a --start-time-us=1", FC, "5a" * 16),
     (f"/opt/kata/bin/openvmm --ttrpc /run/kata/{SID}/openvmm.sock", openvmm.OPENVMM, SID),
@@ -384,6 +389,8 @@ HELPERS = [
      ThreadRole.VIRTIOFSD, "a1"),
     ("virtiofsd --socket-path=/run/vc/vm/a1/vhost-fs.sock -o source=/srv", ThreadRole.VIRTIOFSD, "a1"),
     ("virtiofsd --socket-path /run/kata/a1/vfs.sock", ThreadRole.VIRTIOFSD, "a1"),
+    (f"/usr/local/bin/virtiofsd --cache never --socket-path /run/kuasar-vmm/{SID}/virtiofs.sock "
+     f"--shared-dir /run/kuasar-vmm/{SID}/shared --syslog", ThreadRole.VIRTIOFSD, SID),
     ("virtiofsd -o source=/run/kata-containers/shared/sandboxes/a1,cache=auto", ThreadRole.VIRTIOFSD, "a1"),
     ("/x/ld-linux-x86-64.so.2 --library-path /x/lib /x/virtiofsd --socket-path=/run/kata/a1/vfs.sock",
      ThreadRole.VIRTIOFSD, "a1"),

@@ -52,12 +52,12 @@ class NriProcesses:
         :raises OSError: as `owner_of`."""
         pid, owner = self._pods.get(container.pod, _NONE)
         vmm = owner.vmm or (sandbox and sandbox.vmm)
-        if not container.pid or (vmm is not None and vmm.tid == container.pid):
+        if not container.pid or vmm is not None:  # then the pid is the VMM's (Kata), or one in the guest (Kuasar)
             return None
         record = sandbox and sandbox.containers.get(container.id)
         if record is not None and record.init is not None and record.init.tid == container.pid:
             return record.init  # no container is started twice
-        if self._later and pid and vmm is None and container.cpus is None:
+        if self._later and pid and container.cpus is None:
             self._postponed[container.id] = container.pod, container.pid, time_ns
             return None
         return owner_of(container.pid, self._proc, container.pod).init

@@ -72,8 +72,11 @@ def test_a_start_is_a_running_container_with_its_process(process: int) -> None:
         init=ThreadId(process, started(process)))
 
 
-def test_a_container_in_a_vm_has_no_process_on_the_host(vmm: int) -> None:
-    seen = translated(ContainerEvent(Verb.POST_START, pod(vmm), container(pid=vmm), 7))[1]
+@pytest.mark.parametrize("of_the_guest", [False, True])
+def test_a_container_in_a_vm_has_no_process_on_the_host(vmm: int, process: int, of_the_guest: bool) -> None:
+    """Kata reports the pid of the VMM, Kuasar that of a process in the guest, which another one has here."""
+    pid = process if of_the_guest else vmm
+    seen = translated(ContainerEvent(Verb.POST_START, pod(vmm), container(pid=pid), 7))[1]
     assert isinstance(seen, ContainerSeen)
     assert seen.init is None
     assert seen.container.cpuset is None
