@@ -20,7 +20,7 @@ DAEMONS = {
     "weka-cpuset": "nri-policy", "cpusets-controller": "cpu-pooler",
     "koordlet": "koordinator", "crane-agent": "crane", "cri-resmgr": "cri-resmgr", "dracpu": "dra-driver-cpu",
     "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler", "ctlplane": "ctlplane", "cmk.py": "cmk",
-    "mixedcpu": "mixed-cpus", "mixedcpus": "mixed-cpus"}
+    "mixedcpu": "mixed-cpus", "mixedcpus": "mixed-cpus", "intel_lpmd": "lpmd", "nomad": "nomad", "slurmd": "slurm"}
 #: Programs whose command-line flags name their configuration.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "edgecore", "podman")
 #: Variables that name a program's configuration (k3s: pkg/configfilearg, pkg/cli/cmds; cri-o: internal/criocli), or
@@ -30,7 +30,7 @@ _ENVIRONMENT = {"k3s": ("K3S_CONFIG_FILE", "K3S_DATA_DIR"), "rke2": ("RKE2_CONFI
                          "CONTAINER_DEFAULT_RUNTIME", "CONTAINER_HOOKS_DIR", "KATA_CONF_FILE"),
               "containerd": ("KATA_CONF_FILE", "PATH")}
 #: Daemons that often run in a container and act on the node.
-_FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
+_FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud", "intel_lpmd"}
 #: What stands around a program's name: the index of an NRI plugin that the runtime starts (NRI: plugin_path,
 #: /opt/nri/plugins), NixOS' marks of a script that it wraps (`.tuned-wrapped`), and the version of openSUSE's kubelet,
 #: of which /usr/bin/kubelet, a script, starts one of several (its package's kubelet.sh).

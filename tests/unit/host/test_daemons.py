@@ -113,6 +113,8 @@ def test_a_flag_of_gos_is_read(line: str, value: str) -> None:
     ("/opt/nri/plugins/90-nri-resource-policy-balloons", "balloons"), ("/cpusetter", "cpu-pooler"),
     ("/ctlplane", "ctlplane"), ("/bin/mixedcpu", "mixed-cpus"), ("/bin/mixedcpus", "mixed-cpus"),
     ("/opt/nri/plugins/99-mixedcpu", "mixed-cpus"),
+    ("/usr/sbin/intel_lpmd", "lpmd"), ("/usr/local/bin/nomad|agent|-config=/etc/nomad.d", "nomad"),
+    ("/usr/sbin/slurmd|-D|-s", "slurm"),
     ("/usr/bin/python3|/cmk/cmk.py|isolate|--pool=infra|/cmk/cmk.py|--|reconcile", "cmk")])
 def test_programs_that_give_out_cpus_are_known_however_they_are_started(
         tmp_path: Path, argv0: str, kind: str) -> None:

@@ -43,7 +43,14 @@ PINNERS = {
     "cmk": ("CMK starts containers' programs on CPUs of its pools, and sets their masks itself: no cpuset shows these",
             "name the CPUs outside its exclusive pools: node.shared_pool"),
     "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
-                   "none: vmpin follows the cpusets that the runtime received")}
+                   "none: vmpin follows the cpusets that the runtime received"),
+    # lpmd_cgroup.c: AllowedCPUs= of three slices, or an isolated partition of the root.
+    "lpmd": ("intel_lpmd takes CPUs away from all services, or from every cgroup, in its low power mode",
+             "stop it (systemctl disable --now intel_lpmd)"),
+    "nomad": ("Nomad gives its tasks CPUs of its own choosing", "give each its own CPUs: client.reserved.cores of "
+              "Nomad, reservedSystemCPUs of the kubelet"),
+    "slurm": ("slurmd gives its jobs CPUs of its own choosing", "give each its own CPUs: CpuSpecList in slurm.conf, "
+              "reservedSystemCPUs of the kubelet")}
 _BLIND = "the node's processes are invisible here"
 _SEE = "run this as root; in a pod: hostPID: true"
 
@@ -111,6 +118,8 @@ def pinners(facts: NodeFacts) -> CheckResult:
     evidence += [PINNERS[kind][0] for kind in kinds]
     if "numad" in kinds:
         return warn("numad runs, and moves all threads of a VMM together", PINNERS["numad"][1], *evidence)
+    if "lpmd" in kinds:
+        return warn("intel_lpmd runs, and takes CPUs away from cgroups", PINNERS["lpmd"][1], *evidence)
     if "balloons" in kinds and facts.settings.get("node.shared_pool"):
         return warn("nri-plugins' balloons run here, and node.shared_pool is set", PINNERS["balloons"][1], *evidence)
     return ok(f"{several(kinds)} run here", *evidence, *(f"{kind}: {PINNERS[kind][1]}" for kind in kinds))
