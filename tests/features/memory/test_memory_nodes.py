@@ -91,6 +91,23 @@ def test_a_machine_with_one_node_shows_nothing() -> None:
     assert summary(None) == ""
 
 
+def test_a_node_with_memory_alone_is_another_node(tmp_path: Path) -> None:
+    """Memory behind CXL, as the machine shows it: node 1 has no CPU."""
+    sysfs = Sysfs(make_tree(tmp_path / "sys", """
+        devices/system/cpu/online = 0-1
+        devices/system/node/node0/cpulist = 0-1
+        devices/system/node/node0/distance = 10 20
+        devices/system/node/node1/cpulist =
+        devices/system/node/node1/distance = 20 10
+    """))
+    make_tree(tmp_path, f"proc/7/task/7/stat = {stat_line(7)}\nproc/7/statm = 9 9\n"
+              "proc/7/numa_maps = 7f00 default anon=4 N0=1 N1=3 kernelpagesize_kB=4\\n")
+    sandboxes: list[dict[str, Any]] = [{"vmm": {"pid": 7, "starttime": 100}, "threads": [
+        {"role": "vcpu", "actual": "0-1"}]}]
+    add_memory(sandboxes, Procfs(tmp_path / "proc"), sysfs, HIDDEN)
+    assert summary(sandboxes[0]["memory"]) == "75 % on node 1, 25 % on node 0 of 0.0 GiB; the vCPUs are on node 0"
+
+
 def test_a_summary_names_the_nodes_by_their_part() -> None:
     memory = {"source": "numa_maps", "why": "", "nodes": {"0": 1 << 28, "1": 15 << 28, "2": 1}, "vcpu_nodes": [0],
               "away": 0.937}

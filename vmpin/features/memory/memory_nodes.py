@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vmpin.bounded import MAX_INT64, parse_whole
-from vmpin.cpuset import CpuSet, CpuSetError, union
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
+from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.features.memory.memory_text import gib
 from vmpin.features.memory.numa_files import parse_hugetlb_stat, parse_memory_stat, parse_numa_map
@@ -35,13 +36,15 @@ def add_memory(sandboxes: Iterable[dict[str, Any]], proc: Procfs, sysfs: Sysfs, 
     """Give each entry of a status document the member `memory`: {source, why, nodes, vcpu_nodes, away}; None without a
     VMM, and on a machine with one NUMA node. `why` is the reason where numa_maps was not read, or not wholly."""
     try:
-        nodes = sysfs.topology().nodes
+        topology = sysfs.topology()
     except SourceError:
-        nodes = {}
+        topology = Topology.build(EMPTY)
+    nodes = topology.nodes
+    one = len(topology.distances) < 2 and len(nodes) < 2  # a node without CPUs is among the distances alone
     until = time.monotonic() + IN_ALL
     for entry in sandboxes:
         entry["memory"] = None
-        if entry["vmm"] is not None and len(nodes) > 1:
+        if entry["vmm"] is not None and not one:
             pid = entry["vmm"]["pid"]
             total, why = _of_process(proc, pid, min(SECONDS, until - time.monotonic()))
             source = "numa_maps"
