@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from healthy_node import facts, status, verdict
 from irq_tree import IrqTree
-from trees import make_tree
+from trees import make_tree, stat_line
 
 from vmpin.config.loading import load
 from vmpin.domain.facts import Daemon, Kernel
@@ -95,6 +95,22 @@ def test_a_configured_list_or_mask_replaces_the_isolated_cpus(tmp_path: Path, li
     IrqTree(tmp_path)
     make_tree(tmp_path, "sys/devices/system/cpu/isolated = 2-3\nsys/devices/system/cpu/nohz_full = 5\n"
               "etc/default/irqbalance = " + "\\n".join(lines) + "\n")
+    config = load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.sys": str(tmp_path / "sys")})
+    assert irq_facts(config, tmp_path)["alone"] == alone
+
+
+@pytest.mark.parametrize(("environ", "alone"), [
+    (b"LANG=C\0IRQBALANCE_BANNED_CPULIST=4-7\0", "4-7"), (b"LANG=C\0", "2-3"), (None, "0")])
+def test_a_running_irqbalance_has_what_its_unit_gave_it(tmp_path: Path, environ: bytes | None, alone: str) -> None:
+    """By Environment= of a drop-in, or a file of any name; /etc/default was written since. Only root may read it."""
+    IrqTree(tmp_path)
+    make_tree(tmp_path, f"proc/4/stat = {stat_line(4, 'irqbalance')}\nsys/devices/system/cpu/isolated = 2-3\n"
+              "etc/default/irqbalance = IRQBALANCE_BANNED_CPULIST=0\n")
+    (tmp_path / "proc/4/cmdline").write_bytes(b"/usr/sbin/irqbalance\0--foreground\0")
+    if environ is None:
+        (tmp_path / "proc/4/environ").mkdir()
+    else:
+        (tmp_path / "proc/4/environ").write_bytes(environ)
     config = load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.sys": str(tmp_path / "sys")})
     assert irq_facts(config, tmp_path)["alone"] == alone
 

@@ -16,21 +16,23 @@ from vmpin.features.irqs.irq_files import DEFAULT, IrqFiles, parse_mask
 from vmpin.features.irqs.irq_mover import read_irqs
 from vmpin.features.irqs.irq_plan import Irq
 from vmpin.features.irqs.irqbalance import banned_cpus, irqbalance_sockets
+from vmpin.host.daemons import programs
 from vmpin.host.files import Files
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, read_file
 from vmpin.host.sysfs import cpu_list, text_of
 
+_MOST = 1 << 20  #: Bytes of a process's environment.
 _CONFIGURATIONS = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 _BANNED = re.compile(r"^\s*(?:export\s+)?(IRQBALANCE_BANNED_CPU(?:LIST|S))=[\"']?([^\"'#\n]*)", re.MULTILINE)
 
 
 def irq_facts(config: Config, root: Path) -> dict[str, Any]:
     """Read the node. `interrupts`: of each device's the number, the name, the mask, the CPUs that the controller
-    chose, and whether the mask is fixed. `banned`: by file or socket, the CPUs that irqbalance leaves alone;
+    chose, and whether the mask is fixed. `banned`: by process, file or socket, the CPUs that irqbalance leaves alone;
     `alone`: those that it leaves alone as long as nothing else is set over its socket. `workqueues`: the CPUs of
     unbound workqueues."""
     files = IrqFiles(Procfs(config.paths.proc), config.paths.sys)
-    settings = _settings(Files(root))
+    settings = _settings(Files(root), files.proc)
     facts: dict[str, Any] = {"interrupts": [], "trouble": "", "banned": settings, "workqueues": "",
                              "alone": str(_left_alone(settings, files.sys))}
     for path in irqbalance_sockets():
@@ -55,8 +57,14 @@ def _chosen(files: IrqFiles, irq: Irq) -> CpuSet:
     return chosen if chosen is not None and chosen <= irq.mask else irq.mask
 
 
-def _settings(files: Files) -> dict[str, str]:
-    """Read the CPUs that irqbalance's configuration bans, by file and key."""
+def _settings(files: Files, proc: Procfs) -> dict[str, str]:
+    """Read the CPUs that irqbalance's configuration bans, by process and key: a unit or a file of any name may set
+    them, and irqbalance reads them once. By file where the process may not be read, and without one."""
+    for program in programs(proc, ["irqbalance"]):
+        with contextlib.suppress(OSError):
+            text = (read_file(f"{proc.root}/{program.pid}/environ", _MOST) or b"").decode("utf-8", "replace")
+            return {f"irqbalance pid {program.pid}: {key}": value
+                    for key, value in _BANNED.findall(text.replace("\0", "\n"))}
     settings: dict[str, str] = {}
     for path in _CONFIGURATIONS:
         try:
