@@ -50,6 +50,7 @@ class Kernel:
     parameters: tuple[str, ...] = ()  #: Of its command line, without secrets.
     schedstat: bool = False  #: Whether /proc/PID/schedstat is there (CONFIG_SCHED_INFO).
     kvm_debugfs: bool = False  #: Whether KVM's debugfs is mounted and can be read.
+    mshv: bool = False  #: Whether VMs are Microsoft's hypervisor's, of which this machine is the root or a guest.
 
 
 @dataclass(frozen=True)

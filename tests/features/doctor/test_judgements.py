@@ -74,6 +74,7 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("kernel", facts(kernel=Kernel("6.1.0-37", (6, 1))), "warn", "before 6.2"),
     ("kernel", facts(kernel=Kernel("6.2.0", (6, 2))), "ok", "remembers"),
     ("kernel", facts(kernel=Kernel("weird")), "unknown", "'weird'"),
+    ("kernel", facts(kernel=Kernel("6.6.96.mshv", (6, 6), mshv=True)), "warn", "Microsoft's hypervisor"),
     ("cpus", facts(cpus=CpuFacts(trouble="no such file")), "unknown", "are unknown"),
     ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-2"), CpuSet.parse("0-3"))), "bad", "CPUs 3 are exclusive"),
     ("cpus", facts(settings={"node.housekeeping": "9"}), "warn", "CPUs 9 of node"),

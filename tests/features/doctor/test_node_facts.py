@@ -265,7 +265,12 @@ def test_rights_are_those_of_the_process_asked_for() -> None:
 def test_a_kernels_version_is_read_from_its_release(tmp_path: Path, release: str,
                                                     version: tuple[int, int] | None) -> None:
     made = kernel(Procfs(make_tree(tmp_path, f"proc/sys/kernel/osrelease = {release}\n") / "proc"), str(tmp_path))
-    assert (made.version, made.schedstat, made.kvm_debugfs) == (version, False, False)
+    assert (made.version, made.schedstat, made.kvm_debugfs, made.mshv) == (version, False, False, False)
+
+
+def test_microsofts_hypervisor_is_known_by_its_device(tmp_path: Path) -> None:
+    (tmp_path / "class/misc/mshv").mkdir(parents=True)
+    assert kernel(Procfs(tmp_path), str(tmp_path)).mshv
 
 
 @pytest.mark.parametrize(("found", "why"), [

@@ -80,6 +80,10 @@ def kernel(facts: NodeFacts) -> CheckResult:
     if not running.kvm_debugfs:
         evidence.append("no KVM debugfs (/sys/kernel/debug/kvm): one method less to identify vCPU threads, which "
                         "matters for threads without names")
+    if running.mshv:  # drivers/hv/mshv_root_main.c: mshv_vp_ioctl_run_vp
+        return warn("VMs are Microsoft's hypervisor's: unless Linux schedules their vCPUs, masks do not bind them",
+                    "none on this node: the kernel's log names the scheduler (`mshv: Hypervisor using …`), and only "
+                    "the root scheduler is Linux'. A VM's other threads have their masks in any case", *evidence)
     if running.version < (6, 2):
         return warn("before 6.2 the kernel forgets a thread's mask whenever its cpuset changes", "none needed: masks "
                     f"are restored at the next resync (every {facts.settings.get('watch.resync_seconds', '10')} s, "

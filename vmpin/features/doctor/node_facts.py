@@ -72,7 +72,8 @@ def kernel(proc: Procfs, sys_root: str) -> Kernel:
     release = _text(f"{proc.root}/sys/kernel/osrelease")
     return Kernel(release, linux(release), tuple(kernel_parameters(_text(f"{proc.root}/cmdline"))),
                   schedstat=os.path.exists(f"{proc.root}/self/schedstat"),
-                  kvm_debugfs=os.path.isdir(f"{sys_root}/kernel/debug/kvm"))
+                  kvm_debugfs=os.path.isdir(f"{sys_root}/kernel/debug/kvm"),
+                  mshv=os.path.isdir(f"{sys_root}/class/misc/mshv"))
 
 
 def _text(path: str) -> str:
