@@ -117,7 +117,8 @@ def _listed(pod: Pod | None, record: ContainerRecord, rulings: Rulings,
     if ruling is not None:
         yield ruling.authority, ruling.assignments.cpus_of(uid, record.container) or EMPTY
     # PodResources lists no CPUs of shared containers.
-    if pod is not None and (cpus := (resources or {}).get((pod.namespace, pod.name, record.container.name))):
+    name = record.container.name
+    if pod is not None and name and (cpus := (resources or {}).get((pod.namespace, pod.name, name))):
         yield "podresources", cpus
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LIST = "/v1.PodResourcesLister/List"
 _TABLE = """
 ListPodResourcesResponse pod_resources=1:PodResources*
-PodResources name=1 namespace=2 containers=3:ContainerResources*
+PodResources name=1 namespace=2 containers=3:ContainerResources* cpu_ids=4:int64*
 ContainerResources name=1 cpu_ids=3:int64*
 """
 #: The meanings of gRPC's status codes.
@@ -29,17 +29,19 @@ _MEANINGS = {"UNAVAILABLE": "the kubelet does not answer there",
 
 
 def list_cpus(socket: Path, timeout: float) -> dict[tuple[str, str, str], CpuSet]:
-    """The exclusive CPUs of containers, by namespace, pod and container. Two pods with the same name (one ends while
+    """The exclusive CPUs of containers, by namespace, pod and container; the container "" has those of a whole pod,
+    which since Kubernetes 1.37 its containers that share them do not list. Two pods with the same name (one ends while
     its successor starts) count as one. `timeout` is in seconds.
     :raises SourceError: without an answer, or for an invalid one."""
     raw = call(socket, _LIST, b"", timeout, _MEANINGS)
     exclusive: dict[tuple[str, str, str], CpuSet] = {}
     try:
         for pod in _messages().decode("ListPodResourcesResponse", raw).pod_resources:
-            for container in pod.containers:
-                if container.cpu_ids:
-                    key = pod.namespace, pod.name, container.name
-                    exclusive[key] = exclusive.get(key, EMPTY) | CpuSet(container.cpu_ids)
+            containers = ((container.name, container.cpu_ids) for container in pod.containers)
+            for name, cpus in (("", pod.cpu_ids), *containers):
+                if cpus:
+                    key = pod.namespace, pod.name, name
+                    exclusive[key] = exclusive.get(key, EMPTY) | CpuSet(cpus)
     except (SourceError, CpuSetError) as err:
         raise SourceError(str(socket), str(err)) from err
     return exclusive

@@ -65,6 +65,11 @@ def test_podresources_are_a_witness_for_exclusive_cpus_only() -> None:
         APP: "nri 2-3, kubelet 2-3, podresources 2"}
 
 
+def test_what_podresources_lists_for_a_whole_pod_is_no_containers() -> None:
+    sandbox = pod(container("", nri="2-3"), container("app", SIDE, nri="4"))
+    assert disagreements(sandbox, ruled(None), {("ns", "web", ""): CpuSet.parse("2-5")}, ONLINE) == {}
+
+
 def test_only_a_disagreement_that_lasts_is_reported_and_once(caplog: pytest.LogCaptureFixture) -> None:
     agreement, odd = SourceDisagreements(), state_of(pod(container(nri="2-3", cgroup="4")))
     caplog.set_level(logging.WARNING)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
     made.stop()
 
 
-def pod(name: str, **containers: list[int]) -> Any:
-    return KUBELET["PodResources"](name=name, namespace="shop", cpu_ids=[60, 61], containers=[
+def pod(name: str, whole: Sequence[int] = (), /, **containers: list[int]) -> Any:
+    return KUBELET["PodResources"](name=name, namespace="shop", cpu_ids=whole, containers=[
         {"name": container, "cpu_ids": ids, "devices": [
             {"resource_name": "example.com/nic", "device_ids": ["x"], "topology": {"nodes": [{"ID": 1}]}}],
          "memory": [{"memory_type": "memory", "size": 1 << 30}]} for container, ids in containers.items()])
@@ -46,6 +46,13 @@ def test_exclusive_cpus_are_listed_by_namespace_pod_and_container(kubelet: Kubel
     kubelet.lists(pod("web-0", app=[2, 3, 8191], sidecar=[]), pod("db-0", app=[5, 4]), pod("idle"))
     assert list_cpus(kubelet.path, 120) == {
         ("shop", "web-0", "app"): CpuSet.parse("2-3,8191"), ("shop", "db-0", "app"): CpuSet.parse("4-5")}
+
+
+def test_the_cpus_of_a_whole_pod_are_of_no_container(kubelet: Kubelet) -> None:
+    """1.37, pod level resources: containers that share the rest of their pod's list none (kubernetes#138738)."""
+    kubelet.lists(pod("web-0", [3, 6, 7], web=[3], aux=[], log=[]))
+    assert list_cpus(kubelet.path, 120) == {
+        ("shop", "web-0", ""): CpuSet.parse("3,6-7"), ("shop", "web-0", "web"): CpuSet.parse("3")}
 
 
 def test_a_node_without_pods_lists_none(kubelet: Kubelet) -> None:
