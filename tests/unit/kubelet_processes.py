@@ -27,7 +27,8 @@ def process(path: Path, pid: int, command: str, starttime: int = 100, namespace:
     (directory / "ns").mkdir(parents=True, exist_ok=True)
     (directory / "cmdline").write_bytes(b"\0".join(word.encode() for word in command.split("|")) + b"\0")
     fields = [state, "1", *["0"] * 17, str(starttime), *["0"] * 20]
-    (directory / "stat").write_text(f"{pid} (x) {' '.join(fields)}\n")
+    program = command.partition("|")[0].rpartition("/")[2]
+    (directory / "stat").write_text(f"{pid} ({program[:15]}) {' '.join(fields)}\n")
     link = directory / "ns/pid"
     link.unlink(missing_ok=True)
     link.symlink_to(namespace)

@@ -253,12 +253,12 @@ def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:
     """The channel of the vhost-device-vsock that serves this device. Reads the beginning of every process's command
     line, and the rest only of root's: parsing 128 KiB takes long, and any user may have a thousand such processes."""
     for pid in proc.pids():
-        beginning = proc.beginning(pid)
+        # A process in a pid namespace of its own is a program in a container, whatever its command line is.
+        beginning = b"" if proc.nested(pid) else proc.beginning(pid)
         if _DAEMON.encode() not in beginning:
             continue
         uds = daemon_uds(split_arguments(beginning) if proc.foreign_uid(pid) else proc.cmdline(pid, beginning), device)
-        # A process in a pid namespace of its own is a program in a container, whatever its command line is.
-        if uds is not None and not proc.nested(pid):
+        if uds is not None:
             yield HybridVsock(uds, int(pid), int(pid))
 
 

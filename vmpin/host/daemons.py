@@ -59,15 +59,23 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
     running = []
     for pid in sorted(map(int, proc.pids())):
         try:
-            argv = proc.cmdline(pid)
+            nested = proc.nested(pid)
+            argv = [] if nested and not _may_run(proc, pid, names & _FROM_A_POD) else proc.cmdline(pid)
         except PermissionError:
             continue
         if len(argv) == 1:
             argv = argv[0].split(" ")  # a program that sets its title has all of it in one argument
         name = next((word for word in names_of(argv) if word in names), None)
-        if name is not None and (name in _FROM_A_POD or not (proc.nested(pid) or proc.foreign_uid(pid))):
+        if name is not None and (name in _FROM_A_POD or not (nested or proc.foreign_uid(pid))):
             running.append(Program(pid, name, argv, _environment(proc, pid, _ENVIRONMENT.get(name, ()))))
     return running
+
+
+def _may_run(proc: Procfs, pid: int, names: Iterable[str]) -> bool:
+    """Whether a container's process may run one of these, by its thread's name: a read of its command line may never
+    end (vmm.recognition.is_containers)."""
+    stat = proc.stat(pid)
+    return stat is not None and any("python" in stat.comm or name[:8] in stat.comm for name in names)
 
 
 def _environment(proc: Procfs, pid: int, names: Sequence[str]) -> dict[str, str]:

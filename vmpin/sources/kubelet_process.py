@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from vmpin.domain.distributions import is_kubelet
+from vmpin.domain.distributions import KUBELETS, is_kubelet
 from vmpin.host.daemons import flag, names_of
 from vmpin.host.procfs import Procfs, split_arguments
 
@@ -63,16 +63,18 @@ class KubeletProcess:
             return None
         contained = False
         for pid in self._proc.pids():
+            if self._proc.nested(pid):  # its command line may not be readable for ever (is_containers)
+                stat = None if contained else self._proc.stat(pid)
+                contained = contained or (stat is not None and stat.comm.startswith(KUBELETS)
+                                          and stat.state not in "ZX" and not self._proc.foreign_uid(pid))
+                continue
             argv = split_arguments(self._proc.beginning(pid))
             if not any(is_kubelet(name, argv) for name in names_of(argv)):
                 continue
             starttime = self._starttime(pid)
-            if starttime is None or self._proc.foreign_uid(pid):
-                continue
-            if self._proc.nested(pid) is False:
+            if starttime is not None and not self._proc.foreign_uid(pid):
                 self._known = pid, starttime
                 return True
-            contained = True
         return None if contained else False
 
     def _starttime(self, pid: str) -> int | None:

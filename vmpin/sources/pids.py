@@ -27,7 +27,8 @@ def owner_of(pid: int, proc: Procfs, sandbox: SandboxId, named: int | None = Non
     if stat is None or stat.kernel_thread or stat.state in _ENDED:
         return PidOwner()
     # During its exec a process has no arguments, as a container's first process often is when its start is reported.
-    recognized = recognize(proc, pid, proc.beginning(pid), ClaimedVmm(sandbox, VmmClaim(pid)))
+    recognized = None if proc.nested(pid) else recognize(proc, pid, proc.beginning(pid),
+                                                         claimed=ClaimedVmm(sandbox, VmmClaim(pid)))
     identity = ThreadId(pid, stat.starttime)
     if recognized is None or isinstance(recognized, Impostor):
         return PidOwner(init=identity)

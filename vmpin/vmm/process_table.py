@@ -2,7 +2,7 @@
 
 It is kept between passes, so that a pass without new or ended processes does little more than list /proc. A process is
 recognized by its command line and by evidence that confirms it (recognition). The command line of a container's
-process is never trusted, and only its beginning is read: the container can make it long and change it often.
+process is never read: a container can make that take for ever (recognition.is_containers).
 """
 
 import logging
@@ -17,6 +17,7 @@ from vmpin.vmm.recognition import (
     Impostor,
     Recognized,
     VmmProcess,
+    is_containers,
     kernel_thread_owner,
     recognize,
 )
@@ -126,8 +127,11 @@ class ProcessTable:
 
     def _inspect(self, pid: str) -> None:
         """Read and recognize a process, without regard to earlier entries of its pid."""
+        number, nested = int(pid), self.proc.nested(pid)
+        if is_containers(self.proc, pid, nested):
+            self._drop(number)
+            return
         beginning = self.proc.beginning(pid)
-        number = int(pid)
         if not beginning:  # a kernel thread, or a zombie
             stat = self.proc.stat(pid)
             owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
@@ -138,7 +142,7 @@ class ProcessTable:
             role, owner_pid = owner
             self.kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
             return
-        recognized = recognize(self.proc, pid, beginning, self._claims.get(number),
+        recognized = recognize(self.proc, pid, beginning, nested, self._claims.get(number),
                                self.vmms.get(number) or self.helpers.get(number))
         if isinstance(recognized, Impostor):
             self._keep_impostor(number, recognized)

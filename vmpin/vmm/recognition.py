@@ -198,18 +198,32 @@ def _past_loader(argv: Sequence[str]) -> Sequence[str]:
     return argv[at:]
 
 
-def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVmm | None = None,
-              before: Recognized | None = None) -> Recognized | Impostor | None:
+def is_containers(proc: Procfs, pid: int | str, nested: bool | None) -> bool:
+    """Whether a process belongs to a container, so that its command line is not to be read. A read waits for the
+    memory map's lock (fs/proc/base.c: get_mm_cmdline), and a thread that maps a file of a server which does not answer
+    (NFS, FUSE) holds that for ever. Kata's VMMs and helpers run in the host's pid namespace. But with
+    --sandbox=namespace virtiofsd serves from a child in a new pid namespace. Its parent is a virtiofsd, whereas the
+    parent of a container's process is the runtime or a process of the container.
+    :param nested: the result of `Procfs.nested`."""
+    stat = proc.stat(pid) if nested else None
+    if stat is None or proc.nested(stat.ppid) is not False:
+        return bool(nested)
+    program = _program(proc.beginning(stat.ppid))
+    return not program.startswith(_LOADER) and re.fullmatch(_FILE_SERVER, program) is None
+
+
+def recognize(proc: Procfs, pid: int | str, beginning: bytes, nested: bool | None = False,
+              claimed: ClaimedVmm | None = None, before: Recognized | None = None) -> Recognized | Impostor | None:
     """Recognize a process; None if it belongs to no sandbox.
-    :param beginning: the beginning of its command line, just read. :param claimed: a source's claim about its pid.
+    :param beginning: the beginning of its command line, just read. :param nested: whether it is in a pid namespace of
+        its own, and not `is_containers`. :param claimed: a source's claim about its pid.
     :param before: the earlier result for its pid."""
     if claimed is None and not may_be(beginning):
         return None
     stat = proc.thread_stat(pid, pid)
     if stat is None:
         return None
-    nested = proc.nested(pid)
-    if nested and not _serves_its_parent(proc, stat.ppid, beginning):
+    if nested and proc.beginning(stat.ppid) != beginning:
         return None
     identity = ThreadId(int(pid), stat.starttime)
     cut = (len(beginning) == BEGINNING and claimed is None and (before is None or before[0] != identity)
@@ -257,16 +271,6 @@ def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId, argv: list[str])
     process = VmmProcess(vmm, vmm.sandbox(argv))
     same = named_by_kata(process, argv, claimed.sandbox, "")
     return process if same else process._replace(sandbox=None)
-
-
-def _serves_its_parent(proc: Procfs, parent: int, beginning: bytes) -> bool:
-    """Whether a process in a pid namespace of its own is the serving child of a virtiofsd. Other such processes, even
-    a QEMU, belong to a container and its cpuset; Kata's VMMs and helpers run in the host's pid namespace. But with
-    --sandbox=namespace virtiofsd serves from a child in a new pid namespace. Its parent is a virtiofsd, whereas the
-    parent of a container's process is the runtime or a process of the container."""
-    program = _program(beginning)
-    may_serve = program.startswith(_LOADER) or re.fullmatch(_FILE_SERVER, program) is not None
-    return may_serve and proc.nested(parent) is False and proc.beginning(parent) == beginning
 
 
 def _is_claimed(process: VmmProcess | HelperProcess, identity: ThreadId, argv: list[str],

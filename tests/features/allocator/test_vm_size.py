@@ -44,6 +44,14 @@ def test_a_pod_of_another_handler_is_no_vm(tmp_path: Path) -> None:
     assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 1) == VmSize()
 
 
+def test_a_containers_command_line_that_may_never_be_read_is_left_alone(tmp_path: Path) -> None:
+    """The answer to the runtime would wait for it (vmm.recognition.is_containers); a directory raises here."""
+    (tmp_path / "77/cmdline").mkdir(parents=True)
+    (tmp_path / "77/status").write_text("Name:\tx\nNSpid:\t77\t1\n")
+    pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "runc", 77, {}, "")
+    assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 1) == VmSize()
+
+
 DRAGONBALL = ["/opt/kata/runtime-rs/bin/containerd-shim-kata-v2", "-id", "pod1", "-namespace", "k8s.io"]
 
 

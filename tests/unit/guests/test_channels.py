@@ -309,4 +309,6 @@ def test_a_daemon_in_a_container_is_no_channel(tmp_path: Path, inside: str, foun
     (tmp_path / "4000/status").write_text(f"Name:\tvhost-device-vs\nNSpid:\t4000{inside}\n")
     (tmp_path / "4000/cmdline").write_text("\0".join(
         ["vhost-device-vsock", "--socket", "/run/vd.sock", "--uds-path", "vm4.vsock"]) + "\0")
+    (tmp_path / "5000/cmdline").mkdir(parents=True)  # a read of it may wait for ever (is_containers): here it raises
+    (tmp_path / "5000/status").write_text("Name:\tx\nNSpid:\t5000\t1\n")
     assert find_channels(vm(QEMU, argv), "", Procfs(tmp_path), tmp_path / "vc", tmp_path / "kata") == found

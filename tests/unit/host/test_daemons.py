@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ def proc(tmp_path: Path, **processes: str) -> Procfs:
         directory = tmp_path / name[1:]
         directory.mkdir(parents=True)
         (directory / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in line.split("|")))
-        (directory / "stat").write_text(f"{name[1:]} (x) S 1 " + "0 " * 50)
+        program = line.partition("|")[0].rpartition("/")[2]
+        (directory / "stat").write_text(f"{name[1:]} ({program[:15]}) S 1 " + "0 " * 50)
     return Procfs(tmp_path)
 
 
@@ -58,6 +60,17 @@ def test_what_a_container_calls_a_kubelet_is_none(tmp_path: Path) -> None:
     for pid, inside in ((3, "\t1"), (4, "\t1"), (5, "\t1"), (6, "")):
         (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nNSpid:\t{pid}{inside}\n")
     assert [(program.pid, program.name) for program in daemons.programs(found)] == [(4, "tuned"), (6, "containerd")]
+
+
+@pytest.mark.parametrize(("line", "names"), [
+    ("/srv/java|-jar", daemons.DAEMONS), ("tuned", daemons.CONFIGURED), ("python3|x.py", daemons.CONFIGURED)])
+def test_a_command_line_that_may_never_be_read_is_left_alone(tmp_path: Path, line: str, names: Sequence[str]) -> None:
+    """A thread that maps a file of a dead NFS server keeps a read of it waiting; a directory raises here."""
+    found = proc(tmp_path, p3=line, p6="containerd")
+    (tmp_path / "3/status").write_text("Name:\tx\nNSpid:\t3\t1\n")
+    (tmp_path / "3/cmdline").unlink()
+    (tmp_path / "3/cmdline").mkdir()
+    assert [program.name for program in daemons.programs(found, (*names, "containerd"))] == ["containerd"]
 
 
 def test_a_process_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from trees import make_tree, stat_line
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import PF_KTHREAD, Procfs
+from vmpin.sources.pids import PidOwner, owner_of
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.process_table import ROUNDS, YOUNG_PASSES
 from vmpin.vmm.virtual_machine import Process, Refresh
@@ -107,7 +108,7 @@ def test_katas_file_claims_a_vmm_by_its_whole_id_or_uuid(tmp_path: Path, argv: l
 
 
 def nested(root: Path, pid: int, inside: str = "\t7") -> None:
-    (root / str(pid) / "status").write_text(f"Name:\tx\nGroups:\t0 \nNSpid:\t{pid}{inside}\n")
+    (root / str(pid) / "status").write_text(f"Name:\tx\nTgid:\t{pid}\nGroups:\t0 \nNSpid:\t{pid}{inside}\n")
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -141,6 +142,20 @@ def test_a_helper_in_a_container_belongs_to_no_sandbox(tmp_path: Path, argv: tup
     inventory.scan({})
     assert inventory.process_table.sandboxes_with_helpers() == ({"a"} if not inside else set())
     assert (inventory.inspect(4000) is None) is bool(inside)
+
+
+def test_a_containers_command_line_that_may_never_be_read_is_left_alone(tmp_path: Path) -> None:
+    """A thread that maps a file of a dead NFS server keeps a read of it waiting; a directory raises here."""
+    process(tmp_path, 4000, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1")
+    for pid, parent in (4001, 4000), (4002, 4001):
+        process(tmp_path, pid, "server", "server", parent=parent)
+        nested(tmp_path, pid)
+        (tmp_path / f"{pid}/cmdline").unlink()
+        (tmp_path / f"{pid}/cmdline").mkdir()
+    inventory = VmInventory(Procfs(tmp_path))
+    assert inventory.scan({SandboxId("b"): VmmClaim(4001)}, full=True) == {SandboxId("a")}
+    assert inventory.inspect(4002) is None
+    assert owner_of(4001, inventory.proc, SandboxId("b")) == PidOwner(init=ThreadId(4001, 100))
 
 
 def test_a_container_cannot_pose_as_a_shim_with_a_vm_in_it(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_processes_without_katas_arguments_cost_their_beginning_alone(
         process(tmp_path, pid, ["/usr/bin/python3", "-m", "server", "--name", "web"], uid=USER)
     touched: list[str] = []
     proc = Procfs(tmp_path)
-    for name in ("cmdline", "fd_link", "uids", "stat", "thread_stat", "nested"):
+    for name in ("cmdline", "fd_link", "uids", "stat", "thread_stat"):
         monkeypatch.setattr(Procfs, name, lambda self, *given, name=name: touched.append(name))
     found = VmInventory(proc)
     for _ in range(ROUNDS):

@@ -44,8 +44,9 @@ def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], float],
     :param configured: `default_vcpus` of Kata's configuration, by runtime handler.
     :param known: whether a sandbox is known for a VM (NodeView.has_vm).
     :param overhead: `overhead_vcpus` in thousandths, by runtime handler; None without runtime-rs' static sizing."""
-    argv = proc.cmdline(pod.pid) if pod.pid else []
-    if not (named_for_kata(pod.handler) or known(pod.id) or _is_vms(argv, pod.pid, proc)):
+    # A VMM in a pid namespace of its own is the first process of a runc container.
+    argv = proc.cmdline(pod.pid) if pod.pid and not proc.nested(pod.pid) else []
+    if not (named_for_kata(pod.handler) or known(pod.id) or _is_vms(argv)):
         return VmSize()
     process = classify(argv) or classify_by_arguments(argv)
     start = process.type.start(tuple(argv)) if isinstance(process, VmmProcess) else None
@@ -59,10 +60,9 @@ def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], float],
     return VmSize(True, vcpus, part=part)
 
 
-def _is_vms(argv: Sequence[str], pid: int, proc: Procfs) -> bool:
+def _is_vms(argv: Sequence[str]) -> bool:
     """Whether the process that a runtime reports for a pod belongs to a VM: a VMM, or Kata's shim, which is
     Dragonball's process (the runtime reports its thread `vmm_master`). A pod without a VM never has a shim as its
     process."""
     process = classify(argv) or classify_by_arguments(argv)
-    # A VMM in a pid namespace of its own is the first process of a runc container.
-    return process is not None and (isinstance(process, VmmProcess) or is_shim(process)) and not proc.nested(pid)
+    return process is not None and (isinstance(process, VmmProcess) or is_shim(process))
