@@ -59,9 +59,14 @@ class _Pauses:
         self.restart()
 
     def restart(self) -> None:
-        """Have the next repetition come soon: the wish is new, or a call had no answer. Kata's agent may carry out
-        such a call after a newer one."""
-        self._if_pending, self._if_done = self._timeouts.kata_pending, self._timeouts.kata_again
+        """Have the next repetition come soon: the wish is new."""
+        self._if_pending = self._timeouts.kata_pending
+        self.repeat_soon()
+
+    def repeat_soon(self) -> None:
+        """The same where nothing is pending: a call had no answer, and Kata's agent may carry it out after a newer
+        one. The other pause keeps growing, else an agent that comes and goes would get some rounds a second."""
+        self._if_done = self._timeouts.kata_again
 
     def next(self, pending: bool) -> float:
         """The pause after a round, in seconds. :param pending: whether it left a container pending."""
@@ -171,7 +176,7 @@ class KataSession(Session):
     def _lost(self, err: Exception) -> None:
         """Record that the agent did not answer, and why."""
         self.progress = Progress.UNSENT
-        self._pauses.restart()
+        self._pauses.repeat_soon()
         text = self.counters.last_error = reason(err)
         if self._streak.add(err):
             # The guest boots, or its agent creates a container, which delays every answer.

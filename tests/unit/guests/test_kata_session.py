@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -72,12 +73,24 @@ async def test_success_is_reported_as_sent() -> None:
     assert set(server.calls) == METHODS - {("grpc.AgentService", "GetMetrics")}
 
 
-async def test_a_guest_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+class Flapping(Server):
     """Each second answer is none of the protocol's, so that the agent is lost and there again without end."""
-    class Flapping(Server):
-        def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
-            answer = super().answer(request)
-            return answer._replace(stream=answer.stream + 2 * (self.connections % 2))
+
+    def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
+        answer = super().answer(request)
+        return answer._replace(stream=answer.stream + 2 * (self.connections % 2))
+
+
+async def test_a_guest_that_comes_and_goes_gets_its_rounds_ever_more_rarely() -> None:
+    server = Flapping("none of the map's")
+    began = time.monotonic()
+    async with session(server, timeouts=replace(QUICK, kata_pending=0.01, kata_resend=3600.0)) as ours:
+        ours.push(WISH)
+        await until(lambda: server.connections >= 16)
+    assert time.monotonic() - began >= 0.01 * (2**7 - 1), "seven pauses, each twice as long as the one before"
+
+
+async def test_a_guest_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     server = Flapping("none of the map's")
     async with session(server) as ours:
