@@ -118,7 +118,7 @@ class CpusFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._written = ""
+        self._written = self._trouble = ""
 
     def update(self, map: messages.VcpuMap, applied: messages.Applied) -> None:
         """Write the file if its content changes; remove it if the map does not ask for it."""
@@ -140,9 +140,10 @@ class CpusFile:
             return
         try:
             file_io.replace(self._path, text, 0o644)
-            self._written = text
+            self._written, self._trouble = text, ""
         except OSError as err:
-            file_io.log(f"{self._path}: {err.strerror}")
+            before, self._trouble = self._trouble, f"{self._path}: {err.strerror}"
+            file_io.log("" if self._trouble == before else self._trouble)
 
     def remove(self) -> None:
         self._written = ""

@@ -208,6 +208,24 @@ def test_a_program_may_read_its_cpus(tmp_path: Path, both: tuple[Worker, Worker]
     assert not answered.exists()
 
 
+def test_a_file_of_cpus_that_cannot_be_written_is_logged_once(
+        tmp_path: Path, both: tuple[Worker, Worker], capsys: pytest.CaptureFixture[str]) -> None:
+    """The map is applied again once a second while the guest creates threads."""
+    plain(tmp_path, a=both[0])
+    guest_agent = agent(tmp_path)
+    file = tmp_path / "run/cpus.json"
+    logged = f"vmpin-agent: {file}: Is a directory\n"
+    for times in 1, 2:
+        file.mkdir(parents=True)
+        for number in range(3):
+            put(guest_agent, {"a": "0"}, 10 * times + number, export=True)
+        assert capsys.readouterr().err == logged
+        file.rmdir()
+        put(guest_agent, {"a": "0"}, 10 * times + 5, export=True)
+        assert file.is_file()
+        file.unlink()
+
+
 # Hostile input
 
 
