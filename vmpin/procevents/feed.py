@@ -78,9 +78,9 @@ class ProcEventsFeed:
         self._connector, self._broken = connector, loop.create_future()
         self._state = f"reported by the kernel{'' if connector.filtered else ', of all kinds'}"
         logger.info("proc connector open: new programs and threads are placed at once filtered=%s", connector.filtered)
-        loop.add_reader(connector.fd, self._readable)
-        self._lost()  # threads created before need a pass
         try:
+            loop.add_reader(connector.fd, self._readable)
+            self._lost()  # threads created before need a pass
             await self._broken
         finally:
             self._connector, self._followed = None, None

@@ -420,6 +420,21 @@ async def test_no_descriptor_is_left_open(received: Received) -> None:
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the directory's own
 
 
+async def test_a_failure_at_its_start_leaves_no_descriptor_open(received: Received) -> None:
+    async with running(received):
+        pass  # it is skipped where there is no connector
+    before = set(os.listdir("/proc/self/fd"))
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+    failing = ProcEventsFeed(received.reconciler, received.follow_ups.append, full)  # type: ignore[arg-type]
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            await failing.run()
+    assert not failing.source_health().up
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the directory's own
+
+
 async def test_cancelled_while_it_connects_it_leaves_no_listener_behind(received: Received) -> None:
     """The kernel would make events for no listener until it boots again."""
     async with running(received):
