@@ -26,8 +26,10 @@ from vmpin.vmm.vmm_type import VmmType
 from vmpin.vmm.vmms import BEGINNINGS, VMMS, is_cut_id, named_in_kata
 
 # Patterns that are rarely needed are strings, which `re` compiles at their first use and caches.
-#: File servers for guests: virtiofsd, or Nydus' daemon in its place (src/runtime/virtcontainers/nydusd.go).
-_FILE_SERVER = r"(?:virtiofsd|nydusd)(?:[-_.].*)?"
+#: File servers for guests: virtiofsd, or in its place Nydus' daemon (src/runtime/virtcontainers/nydusd.go) or that of
+#: StratoVirt.
+_FILE_SERVERS = ("virtiofsd", "nydusd", "vhost_user_fs")
+_FILE_SERVER = rf"(?:{'|'.join(_FILE_SERVERS)})(?:[-_.].*)?"
 #: A runtime type may have any name that has Kata's in it: the last part but one of the type is a part of the shim's.
 _SHIM = r"containerd-shim-.*kata.*-v2"
 #: The actions of a shim's program that end at once, and its flags that take no value (containerd,
@@ -35,7 +37,7 @@ _SHIM = r"containerd-shim-.*kata.*-v2"
 _SHIM_ACTIONS = frozenset(("start", "delete"))
 _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 #: Prefixes of all these names, for a quick check: most programs have none of them.
-_BEGINNINGS = (*BEGINNINGS, "virtiofsd", "nydusd", "ld-linux", "ld-musl")
+_BEGINNINGS = (*BEGINNINGS, *_FILE_SERVERS, "ld-linux", "ld-musl")
 _SHIMS = "containerd-shim-"
 _LOADER = ("ld-linux-", "ld-linux.", "ld-musl-")
 #: The loader's own options that take a value (ld.so(8)).
@@ -107,7 +109,7 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
         return None
     program = _basename(argv[0])
     # The patterns of programs that are not there are never compiled.
-    if program.startswith(("virtiofsd", "nydusd")) and re.fullmatch(_FILE_SERVER, program):
+    if program.startswith(_FILE_SERVERS) and re.fullmatch(_FILE_SERVER, program):
         return HelperProcess(ThreadRole.VIRTIOFSD, served_sandbox(argv))
     if program.startswith("containerd-shim") and re.fullmatch(_SHIM, program):
         # containerd and CRI-O run the shim's program with the action start or delete for each sandbox *and* each

@@ -391,6 +391,8 @@ HELPERS = [
     ("virtiofsd --socket-path /run/kata/a1/vfs.sock", ThreadRole.VIRTIOFSD, "a1"),
     (f"/usr/local/bin/virtiofsd --cache never --socket-path /run/kuasar-vmm/{SID}/virtiofs.sock "
      f"--shared-dir /run/kuasar-vmm/{SID}/shared --syslog", ThreadRole.VIRTIOFSD, SID),
+    (f"/usr/bin/vhost_user_fs -D /run/kuasar-vmm/{SID}/virtiofs.log -socket-path /run/kuasar-vmm/{SID}/virtiofs.sock "
+     f"-source /run/kuasar-vmm/{SID}/shared", ThreadRole.VIRTIOFSD, SID),
     ("virtiofsd -o source=/run/kata-containers/shared/sandboxes/a1,cache=auto", ThreadRole.VIRTIOFSD, "a1"),
     ("/x/ld-linux-x86-64.so.2 --library-path /x/lib /x/virtiofsd --socket-path=/run/kata/a1/vfs.sock",
      ThreadRole.VIRTIOFSD, "a1"),
