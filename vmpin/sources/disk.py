@@ -150,7 +150,7 @@ class DiskSources:
         if record.reported_by(Source.KATA):
             # Its CPUs are in use until the runtime has removed the sandbox.
             return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
-        if record.init is not None:
+        if record.init is not None and sandbox.id not in with_vm:  # of one in a VM it is a process in the guest
             stat = self.proc.stat(record.init.tid)
             return stat is None or stat.starttime != record.init.starttime
         if record.reported_by(Source.NRI) and not record.bundle:

@@ -87,6 +87,15 @@ def test_a_container_whose_bundle_is_gone_has_ended(tmp_path: Path) -> None:
     assert any(isinstance(event, ContainerStopped) for event in read(disk, state, SANDBOX))
 
 
+@pytest.mark.parametrize(("with_vm", "ended"), [((SANDBOX,), False), ((), True)])
+def test_the_end_of_a_process_ends_no_container_in_a_vm(
+        tmp_path: Path, with_vm: tuple[SandboxId, ...], ended: bool) -> None:
+    """Kuasar reports a container's pid in the guest, and no VMM: here any process may have that pid."""
+    seen = ContainerSeen(SANDBOX, Container(WEB, cpuset=CpuSet.parse("1")), Source.NRI, 10, init=ThreadId(7, 1))
+    events = read(sources(tmp_path), after(DesiredState(), [seen]), *with_vm)
+    assert any(isinstance(event, ContainerStopped) for event in events) is ended
+
+
 @pytest.mark.parametrize(("configured", "effective", "online", "cpus"), [
     ("2-5", "2-5", "0-7", "2-5"),
     ("2-5", "2-3", "0-7", "2-3"),  # a cgroup above has no more
