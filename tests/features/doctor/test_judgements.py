@@ -338,6 +338,15 @@ def test_what_was_not_looked_at_is_never_called_right_nor_wrong(check: str, foun
     assert judged.level is Level.UNKNOWN, judged
 
 
+@pytest.mark.parametrize(("parameters", "says"), [
+    (("isolcpus=managed_irq,domain,1-3",), "remove isolcpus from the kernel's command line"),
+    (("nohz_full=1-3",), "end their isolated partition (cpuset.cpus.partition)")])
+def test_isolated_cpus_in_the_pool_are_freed_where_they_were_isolated(parameters: tuple[str, ...], says: str) -> None:
+    found = facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("1-3")),
+                  kernel=Kernel("6.12.1", (6, 12), parameters))
+    assert verdict("isolation", found).remedy.endswith(says)
+
+
 def test_a_change_that_takes_a_restart_has_one_as_its_remedy() -> None:
     remedy = verdict("config", configured("auto", "default", "union", "/f")).remedy
     assert "its log then says that a change takes a restart: systemctl restart vmpin" in remedy

@@ -122,10 +122,13 @@ def isolation(facts: NodeFacts) -> CheckResult:
     evidence = [f"isolated {machine.isolated or 'none'}, nohz_full {machine.nohz_full or 'none'}", *parameters]
     piled = machine.isolated & facts.pool
     if piled:
+        how = ("remove isolcpus from the kernel's command line" if any(
+            text.startswith("isolcpus=") for text in parameters) else
+            "end their isolated partition (cpuset.cpus.partition)")
         return warn(f"CPUs {piled} of the shared pool are isolated: the scheduler does not move threads among them, "
                     "so shared containers and floating vCPUs pile up on one",
                     "keep isolated CPUs out of the shared pool (kubelet: reservedSystemCPUs and a static policy leave "
-                    "them to exclusive containers), or remove isolcpus from the kernel's command line", *evidence)
+                    f"them to exclusive containers), or {how}", *evidence)
     if machine.isolated and not machine.isolated.isdisjoint(facts.exclusive):
         evidence.append(f"isolated and exclusive: {machine.isolated & facts.exclusive}; one pinned vCPU on each works "
                         "well, several floating vCPUs do not")
