@@ -77,6 +77,7 @@ def test_the_units_last_assignment_counts_with_its_drop_ins(tmp_path: Path) -> N
     assert unit(tmp_path, "run/systemd/system/vmpin.service.d/20-b.conf = RestrictRealtime = true\n") is True
     assert unit(tmp_path, "etc/systemd/system/vmpin.service.d/20-b.conf = RestrictRealtime=no\n") is False
     assert unit(tmp_path, "etc/systemd/system/vmpin.service.d/30-c.conf = #RestrictRealtime=yes\n") is False
+    assert unit(tmp_path, "etc/systemd/system/vmpin.service.d/40-d.conf = RestrictRealtime=y\n") is True
 
 
 def read(root: Path, **keys: str) -> Any:

@@ -59,7 +59,7 @@ def restricted(files: Files) -> bool | None:
                 key, equals, text = line.partition("=")
                 if equals and key.strip() == "RestrictRealtime":
                     value = text.strip().lower()
-    return value in ("yes", "true", "on", "1")
+    return value in ("yes", "y", "true", "t", "on", "1")  # systemd: parse_boolean
 
 
 def _kernel_threads(proc: Procfs) -> dict[str, str]:
