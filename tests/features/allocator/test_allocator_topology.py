@@ -82,6 +82,16 @@ def test_nodes_of_memory_alone_count_for_memory_and_not_for_cpus(tmp_path: Path)
     assert sorted(topology.nodes) == [0, 1]
 
 
+@pytest.mark.parametrize(("capacities", "kinds"), [
+    # RK3588: four Cortex-A55, and four A76 in two clusters of which one is slower
+    ((397,) * 4 + (1024, 1024, 990, 990), {"performance": cpus("4-7"), "efficient": cpus("0-3")}),
+    ((1024,) * 8, {}), ((1024,) * 4 + (760,) * 4, {})])
+def test_a_machines_kinds_are_known_by_the_capacity_of_its_cpus(
+        tmp_path: Path, capacities: tuple[int, ...], kinds: dict[str, CpuSet]) -> None:
+    lines = [f"devices/system/cpu/cpu{cpu}/cpu_capacity = {capacity}" for cpu, capacity in enumerate(capacities)]
+    assert read(tmp_path, "\n".join(["devices/system/cpu/online = 0-7", *lines, ""])).kinds == kinds
+
+
 def test_both_kinds_of_cores_are_there_or_none(tmp_path: Path) -> None:
     text = """
         devices/system/cpu/online = 0-7

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable
 
+from vmpin.bounded import parse_whole
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology
 from vmpin.host.procfs import names_in
@@ -24,7 +25,7 @@ _NETWORK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
 _NUMBER = re.compile(r"([bc])([0-9]{1,10}:[0-9]{1,10})")
 #: The device of a VFIO group, named after its IOMMU group (drivers/vfio/group.c). It has no parent.
 _VFIO_GROUP = re.compile(r"virtual/vfio/(?:noiommu-)?([0-9]{1,10})")
-#: The PMUs of the kinds of cores of a hybrid machine (Linux, arch/x86/events/intel/core.c); elsewhere there are none.
+#: The PMUs of the kinds of cores of a hybrid machine of Intel's (arch/x86/events/intel/core.c).
 _PMUS = {"performance": ("cpu_core",), "efficient": ("cpu_atom", "cpu_lowpower")}
 
 
@@ -32,9 +33,7 @@ def allocator_topology(sysfs: Sysfs, devices: Iterable[str] = ()) -> Topology:
     """The allocator's topology, with the NUMA nodes of `devices`. Read at the start and when the online or isolated
     CPUs change. :raises SourceError: as `Sysfs.online`."""
     base = sysfs.topology()
-    kinds = {kind: union(cpu_list(f"{sysfs.root}/devices/{pmu}/cpus") or EMPTY for pmu in pmus) & base.all_cpus
-             for kind, pmus in _PMUS.items()}
-    kinds["efficient"] -= kinds["performance"]
+    kinds = _kinds(sysfs, base.all_cpus)
     # Older kernels and those without memory hotplug show it by another name or not at all.
     memory = next((nodes for name in ("has_memory", "has_normal_memory")
                    if (nodes := cpu_list(f"{sysfs.root}/devices/system/node/{name}"))), CpuSet(base.nodes))
@@ -43,6 +42,20 @@ def allocator_topology(sysfs: Sysfs, devices: Iterable[str] = ()) -> Topology:
         _groups(sysfs, base.online, "package_cpus_list", "core_siblings_list"),  # the second before 5.3
         _groups(sysfs, base.online, "die_cpus_list"), kinds if all(kinds.values()) else {}, memory,
         device_nodes(sysfs, devices))
+
+
+def _kinds(sysfs: Sysfs, cpus: CpuSet) -> dict[str, CpuSet]:
+    """The CPUs of each kind: by PMUs, else by capacities (arm64, riscv), which are 1024 at most
+    (drivers/base/arch_topology.c). The clusters of one kind may differ somewhat."""
+    kinds = {kind: union(cpu_list(f"{sysfs.root}/devices/{pmu}/cpus") or EMPTY for pmu in pmus) & cpus
+             for kind, pmus in _PMUS.items()}
+    if kinds["performance"]:
+        return kinds | {"efficient": kinds["efficient"] - kinds["performance"]}
+    capacities = {cpu: capacity for cpu in cpus
+                  if (capacity := parse_whole(text_of(f"{sysfs.cpu}/cpu{cpu}/cpu_capacity"), 1024)) is not None}
+    most = max(capacities.values(), default=0)
+    efficient = CpuSet(cpu for cpu, capacity in capacities.items() if 3 * capacity < 2 * most)
+    return {"performance": CpuSet(capacities) - efficient, "efficient": efficient}
 
 
 def device_nodes(sysfs: Sysfs, names: Iterable[str]) -> dict[str, int]:
