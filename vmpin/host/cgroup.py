@@ -18,6 +18,9 @@ from vmpin.named_tuple import NamedTuple
 
 logger = logging.getLogger(__name__)
 
+#: The levels of a cgroup's path that are read. A container may nest some 2,000, each of which would be looked into; a
+#: nested node's have 20.
+_DEEPEST = 64
 #: A process can move between cgroups of its own all the time.
 _MOST_LOCATIONS = 4096
 #: Those of v1 that are used.
@@ -68,7 +71,7 @@ class _Mount(NamedTuple):
     def locate(self, cgroup: str) -> Path | None:
         """The directory of a cgroup that is named as in /proc/PID/cgroup; None if it is not below this mount. In a
         cgroup namespace a cgroup outside of it is shown as `/../x`. `top` may have such a prefix as well, but the
-        path below `top` must not contain `..`."""
+        path below `top` must not contain `..`. Of one that is nested too deep, the ancestor at _DEEPEST."""
         parts = [part for part in cgroup.split("/") if part]
         top = [part for part in self.top.split("/") if part]
         if not cgroup.startswith("/") or parts[: len(top)] != top:
@@ -76,7 +79,7 @@ class _Mount(NamedTuple):
         below = parts[len(top) :]
         if ".." in below or "." in below or "\0" in cgroup:
             return None
-        return Path(self.point, *below)
+        return Path(self.point, *below[:_DEEPEST])
 
 
 class Cgroups:
@@ -207,7 +210,7 @@ class Cgroups:
         while True:
             effective = _list(f"{at}/cpuset.cpus.effective")
             # Otherwise a cgroup that was just removed would get its parent's CPUs.
-            if effective is None and at == path and not path.is_dir():
+            if effective is None and at == path and not os.path.isdir(path):  # may be too long
                 return None
             if effective is not None:
                 return CpusetCgroup(path, configured, effective)

@@ -32,8 +32,10 @@ BEGINNING, _LONGEST_CMDLINE = 4096, 131072
 _OCTAL = r"\\([0-7]{3})"
 _RELEASE = r"([0-9]{1,4})\.([0-9]{1,4})"
 _READ = os.O_RDONLY | os.O_CLOEXEC
-#: ENODEV: the file of a cgroup that was removed since it was opened (fs/kernfs/file.c).
-_GONE = frozenset((errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ENODEV))
+#: ENODEV: the file of a cgroup that was removed since it was opened (fs/kernfs/file.c). ENAMETOOLONG: /proc/PID/cgroup
+#: of a process whose cgroup's path is longer than a page, as a container may make it (Linux 6.1: cgroup.c,
+#: proc_cgroup_show; newer ones cut it).
+_GONE = frozenset((errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ENODEV, errno.ENAMETOOLONG))
 _STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
 _MAX_UID = (1 << 32) - 1
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")

@@ -156,6 +156,24 @@ def test_a_cgroups_name_cannot_forge_a_line(tmp_path: Path, separator: str) -> N
     assert found.cpuset_of(7) is None
 
 
+def test_a_container_that_nests_its_cgroups_keeps_its_own(tmp_path: Path) -> None:
+    """It may do so to a path that no file can have, and each level would be looked into."""
+    deep = "/d" * 2025
+    found = cgroups(tmp_path, V2.replace("pods/a", "pods/b/c1"), f"0::/pods/b/c1{deep}\n")
+    path = tmp_path / f"cg/pods/b/c1{deep[:2 * 61]}"
+    path.mkdir(parents=True)
+    assert found.cpuset_path(7) == path
+    assert found.cpuset_of(7) == CpusetCgroup(path, None, cpus("2-3"))
+    assert found.container_cpuset(7, "c1") == CpusetCgroup(tmp_path / "cg/pods/b/c1", cpus("2-3"), cpus("2-3"))
+
+
+def test_a_cgroup_whose_path_no_file_can_have_is_none(tmp_path: Path) -> None:
+    found = cgroups(tmp_path, V2, f"0::/pods/{'/'.join(['d' * 255] * 16)}\n")
+    assert found.cpuset_of(7) is None
+    # Linux 6.1 refuses to show it at all.
+    assert Cgroups(tmp_path / "cg", Procfs(tmp_path / ("p" * 256))).cpuset_of(7) is None
+
+
 @pytest.mark.parametrize("garbage", ["0-", "max", "(null)", "0-99999", "\xff"])
 @pytest.mark.parametrize("file", ["cpuset.cpus", "cpuset.cpus.effective"])
 def test_garbage_in_a_cgroup_is_none(tmp_path: Path, file: str, garbage: str) -> None:
