@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vmpin.bounded import load_json
+from vmpin.bounded import MAX_INT64, MAX_PID, checked_whole, load_json
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import StateFileError
@@ -169,9 +169,11 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
     for line in raw.splitlines():
         try:
             boot, name, tid, starttime, mask = load_json(line)
-            if boot != boot_id or not all(isinstance(number, int) for number in (tid, starttime)):
+            if boot != boot_id:
                 continue
-            main, sandbox = ThreadId(tid, starttime), SandboxId(str(name))
+            # Else the state file, which takes them over, could not be loaded.
+            main = ThreadId(checked_whole(tid, MAX_PID), checked_whole(starttime, MAX_INT64))
+            sandbox = SandboxId(str(name))
             masks = originals.get(sandbox, OriginalMasks())
             cpus = EMPTY if mask is None else CpuSet.parse(mask)
             if (cpus or mask is None) and main not in masks.processes:

@@ -190,9 +190,10 @@ class _Identification:
         return stat is not None and not stat.flags & _KERNELS_OWN
 
     def accept(self, answer: Mapping[int, VcpuId]) -> bool:
-        """Accept new results, unless two threads would be the same vCPU. :returns: whether anything was new."""
+        """Accept new results, unless two threads would be the same vCPU. A VMM may report any number, also one that
+        the state file does not take. :returns: whether anything was new."""
         vcpus, possible = self.vcpus, self.possible
-        new = {tid: vcpu for tid, vcpu in answer.items() if tid not in vcpus and possible(tid)}
+        new = {tid: vcpu for tid, vcpu in answer.items() if tid not in vcpus and possible(tid) and vcpu < MAX_VCPUS}
         ids = set(new.values())
         if len(ids) < len(new) or not ids.isdisjoint(vcpus.values()):
             return False

@@ -185,8 +185,9 @@ def test_notes_of_another_boot_and_torn_ones_count_for_nothing(tmp_path: Path) -
     state_file.note(path, "another", SandboxId("a"), main, CpuSet.parse("0-3"))
     state_file.note(path, BOOT, SandboxId("b"), main, CpuSet.parse("1"))
     raw = path.read_bytes()
-    for line in (b"{}", b"[]", b"[1,2,3,4,5]", f'["{BOOT}","c",true,1,"x"]'.encode(), b"\xff\xff", b"[" * 5000,
-                 f'["{BOOT}","c",1,1,""]'.encode(), raw[-20:-5]):
+    for line in (b"{}", b"[]", b"[1,2,3,4,5]", f'["{BOOT}","c",true,1,"1"]'.encode(), b"\xff\xff", b"[" * 5000,
+                 f'["{BOOT}","c",1,1,""]'.encode(), f'["{BOOT}","c",5000000,1,"1"]'.encode(),
+                 f'["{BOOT}","c",1,-1,"1"]'.encode(), f'["{BOOT}","c",1,{2**63},"1"]'.encode(), raw[-20:-5]):
         path.write_bytes(line + b"\n" + raw + line)
         kept = state_file.with_notes(path, BOOT, SavedState())
         assert kept.originals == {SandboxId("b"): OriginalMasks({main: ProcessMasks(CpuSet.parse("1"))})}

@@ -191,6 +191,16 @@ def test_apic_ids_are_turned_back_into_cpu_indices(unnamed: Fake) -> None:
     assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1, 110: 3}
 
 
+def test_a_number_that_no_vcpu_can_have_is_not_taken(unnamed: Fake) -> None:
+    """The state file could not be loaded with it. KVM takes ids up to 16383 on x86, and QMP's answer is the VMM's."""
+    unnamed.fd(20, "anon_inode:kvm-vcpu:8192")
+    unnamed.thread(110, call=kvm_run(20))
+    assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1}
+    unnamed.thread(110, call="")
+    assert by_thread(unnamed.identify(qmp=read_answer([{"thread-id": 110, "cpu-index": 4000000}], []))) == {
+        CPU0: 0, CPU1: 1}
+
+
 def test_vmm_without_names_and_descriptors_is_unknown(tmp_path: Path) -> None:
     fake = Fake(tmp_path)
     for tid in (PID, RCU, CPU0, CPU1):
