@@ -169,7 +169,8 @@ def _unknown_vms(config: Config, sandboxes: Sequence[Document]) -> Sequence[Unkn
     from vmpin.host.procfs import Procfs
     from vmpin.vmm.unknown_vms import unknown_vms
 
-    return unknown_vms(Procfs(config.paths.proc), {sandbox["vmm"]["pid"] for sandbox in sandboxes if sandbox["vmm"]})
+    return unknown_vms(Procfs(config.paths.proc), {sandbox["vmm"]["pid"] for sandbox in sandboxes if sandbox["vmm"]},
+                       config.paths.sys / "kernel/debug")
 
 
 def _print(checked: Checked) -> None:

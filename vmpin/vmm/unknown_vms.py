@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from itertools import islice
+from pathlib import Path
 
 from vmpin.bounded import MAX_PID, parse_whole
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, names_in
 from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.kvm import has_vm
 from vmpin.vmm.recognition import classify
@@ -21,13 +22,17 @@ class UnknownVm(NamedTuple):
     name: str  #: Of its main thread. The program chooses it.
 
 
-def unknown_vms(proc: Procfs, known: Collection[int]) -> list[UnknownVm]:
-    """Find processes with a VM that neither are of `known` pids nor have a VMM's name, as far as they may be traced.
-    Only this user's (root's): a runtime starts VMMs so, and other users may have very many descriptors. A process in a
-    pid namespace of its own belongs to a container."""
+def unknown_vms(proc: Procfs, known: Collection[int], debugfs: Path) -> list[UnknownVm]:
+    """Find processes with a VM that neither are of `known` pids nor have a VMM's name. A process in a pid namespace of
+    its own belongs to a container (KubeVirt's VMMs, gVisor), whose cpuset holds all its threads.
+    :param debugfs: it names each VM by the thread that made it (virt/kvm/kvm_main.c: kvm_create_vm_debugfs). Without
+        it only this user's (root's) processes are found: other users may have very many descriptors."""
+    makers = {parse_whole(name.partition("-")[0], MAX_PID, 1) for name in names_in(debugfs / "kvm")}
+    listed = {proc.tgid(tid) for tid in makers if tid is not None}
+
     def find(pid: str) -> UnknownVm | None:
         number = parse_whole(pid, MAX_PID, 1)
-        if (number is None or number in known or not _is_own(proc, pid) or not has_vm(proc, pid)
+        if (number is None or number in known or not (number in listed or (_is_own(proc, pid) and has_vm(proc, pid)))
                 or proc.nested(pid) is not False):
             return None
         stat = None if classify(proc.cmdline(pid)) else proc.stat(pid)

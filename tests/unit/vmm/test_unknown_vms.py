@@ -26,17 +26,27 @@ def test_a_vm_in_a_process_without_a_vmms_name_is_one(tmp_path: Path) -> None:
     process(tmp_path, 107, ["/opt/my/vmm"], fds=VM)
     (tmp_path / "107/stat").unlink()  # has just ended
     (tmp_path / "108").mkdir()
-    assert [vm.pid for vm in unknown_vms(Procfs(tmp_path), {104})] == [100]
+    assert [vm.pid for vm in unknown_vms(Procfs(tmp_path), {104}, tmp_path)] == [100]
 
 
-def test_another_users_are_not_looked_at(tmp_path: Path) -> None:
-    process(tmp_path, 100, ["/opt/my/vmm"], fds=VM)
+def test_another_users_descriptors_are_not_looked_at_and_kvms_debugfs_shows_its_vm(tmp_path: Path) -> None:
+    for pid in 100, 101:
+        process(tmp_path, pid, ["/opt/my/vmm"], fds=VM)
+        if os.geteuid() == 0:
+            os.chown(tmp_path / str(pid), 65534, 65534)
+    status = tmp_path / "101/status"
+    status.write_text(status.read_text().replace("NSpid:\t101", "NSpid:\t101\t1"))  # in a container
     if os.geteuid() == 0:
-        os.chown(tmp_path / "100", 65534, 65534)
-        assert unknown_vms(Procfs(tmp_path), ()) == []
+        assert unknown_vms(Procfs(tmp_path), (), tmp_path) == []
+    # Cloud Hypervisor's VM is made by a thread of its own.
+    (tmp_path / "102").mkdir()
+    (tmp_path / "102/status").write_text("Name:\tvmm\nTgid:\t100\n")
+    for name in "102-11", "101-7", "999-4", "vcpus":
+        (tmp_path / "kvm" / name).mkdir(parents=True)
+    assert [vm.pid for vm in unknown_vms(Procfs(tmp_path), (), tmp_path)] == [100]
 
 
 def test_no_more_than_so_many_are_named(tmp_path: Path) -> None:
     for pid in range(100, 102 + MOST):
         process(tmp_path, pid, ["/opt/my/vmm"], fds=VM)
-    assert len(unknown_vms(Procfs(tmp_path), ())) == MOST
+    assert len(unknown_vms(Procfs(tmp_path), (), tmp_path)) == MOST
