@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from irq_tree import IrqTree
@@ -200,3 +201,13 @@ def test_no_claim_moves_an_interrupt_onto_another_pods_cpus_or_off_its_node(
 
 def descriptions(node: Node) -> dict[int, str]:
     return InterruptTable((node.tree.root / "proc/interrupts").read_bytes()).descriptions()
+
+
+@pytest.mark.parametrize("text", [
+    f"claim: {'[' * 2000}{']' * 2000}", "{" * 4096,
+    "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}' if n else 'x'] * 9)}]\n" for n in range(10)) + "claim: *a9\n"],
+    ids=["lists", "maps", "aliases"])
+def test_an_annotation_that_yaml_takes_long_for_is_not_parsed(text: str) -> None:
+    assert parse_claim("claim: [x]").claim == ("x",)  # loads PyYAML
+    assert effort(lambda: parse_claim(text), 1) < 10
+    assert parse_claim(text) == Patterns()

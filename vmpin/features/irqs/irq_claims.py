@@ -30,6 +30,9 @@ PASSED = "it is of a VM's passed-through device"
 TAKEN = "another pod has it"
 #: Characters of an annotation and of a pattern, and patterns of an annotation, at most: matching takes the product.
 _LONGEST, _LONGEST_PATTERN, _MOST = 4096, 128, 32
+#: Brackets of an annotation at most, those of patterns included: PyYAML takes a second for 2,000 in each other, and
+#: for ten lines of aliases.
+_BRACKETS = 3 * _MOST
 _CHAR = r"(?:\\.|[^]\\-])"
 _TOKEN = re.compile(r"\\(?P<escaped>.)|(?P<star>\*+)|(?P<any>\?)|(?P<plain>[^\[\\])"
                     rf"|\[(?P<negated>\^?)(?P<range>(?:{_CHAR}(?:-{_CHAR})?)+)\]", re.DOTALL)
@@ -77,7 +80,9 @@ def annotation_of(annotations: Mapping[str, str], container: str) -> str:
 def parse_claim(text: str) -> Patterns:
     """Parse an annotation. One that is invalid, or longer than any in use, claims nothing: it is logged."""
     try:
-        value = parse(Path(KEY), text.encode() if len(text) <= _LONGEST else b"?")
+        if len(text) > _LONGEST or "&" in text or text.count("[") + text.count("{") > _BRACKETS:
+            raise ValueError("it is longer than any in use, or has aliases or too many brackets")
+        value = parse(Path(KEY), text.encode())
         if not isinstance(value, dict) or (mode := value.get("mode") or "mask-first") not in (
                 "mask-first", "claim-first"):
             raise ValueError("it has no claim, mask and mode")
