@@ -20,6 +20,10 @@ from vmpin.sources.pids import has_ended, owner_of
 
 logger = logging.getLogger(__name__)
 
+#: Stages whose hooks runc runs in the container's namespaces: its pid is then of that pid namespace (libcontainer:
+#: rootfs_linux.go, prepareRootfs), and on the host another process has it. Kata's runtime-rs has its VMM's there.
+_WITHIN = ("createContainer", "startContainer")
+
 
 class _Membership(NamedTuple):
     """The sandbox and container of a state. `ignored` describes the annotation that contradicts them, "" for none."""
@@ -82,7 +86,9 @@ def _membership(hook: HookState, state: DesiredState) -> _Membership:
 def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
              exclusive_annotation: str) -> Iterator[Event]:
     sandbox, container = member.sandbox, member.container
-    vmm, init = owner_of(hook.pid, proc, sandbox, when)
+    pid, (vmm, init, named) = hook.pid, owner_of(hook.pid, proc, sandbox, when)
+    if hook.stage in _WITHIN and not (named and sandbox.startswith(named)):
+        pid, vmm, init = 0, None, None
     cpuset, annotations, bundle = None, hook.annotations, ""
     if hook.bundle:
         try:
@@ -93,7 +99,7 @@ def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
             # The bundle may be where vmpin cannot read. But the container has ended if its process has, or if it has
             # no process of its own (with Kata the pid is the VMM's) and the bundle is missing from an existing
             # directory: then the bundle is recorded, so that the next check of it ends the container.
-            ended = hook.pid and has_ended(hook.pid, proc, when)
+            ended = pid and has_ended(pid, proc, when)
             bundle = hook.bundle if ended or (init is None and _missing(hook.bundle)) else ""
         else:
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}

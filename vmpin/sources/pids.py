@@ -13,10 +13,12 @@ _SLACK = 1.0  #: Seconds: start times count in clock ticks.
 
 
 class PidOwner(NamedTuple):
-    """A VMM, or a container's first process on the host; neither for any other process, and without a process."""
+    """A VMM, or a container's first process on the host; neither for any other process, and without a process.
+    `sandbox` is the one that the VMM's command line names, perhaps cut; None if it names none."""
 
     vmm: ThreadId | None = None
     init: ThreadId | None = None
+    sandbox: SandboxId | None = None
 
 
 def owner_of(pid: int, proc: Procfs, sandbox: SandboxId, named: int | None = None) -> PidOwner:
@@ -33,7 +35,7 @@ def owner_of(pid: int, proc: Procfs, sandbox: SandboxId, named: int | None = Non
     if recognized is None or isinstance(recognized, Impostor):
         return PidOwner(init=identity)
     _, process, _ = recognized
-    return PidOwner(vmm=identity) if isinstance(process, VmmProcess) else PidOwner()
+    return PidOwner(identity, sandbox=process.sandbox) if isinstance(process, VmmProcess) else PidOwner()
 
 
 def has_ended(pid: int, proc: Procfs, named: int | None) -> bool:

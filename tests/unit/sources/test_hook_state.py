@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vmpin.domain.desired_state import DesiredState
-from vmpin.domain.events import ContainerSeen
+from vmpin.domain.events import ContainerSeen, SandboxSeen
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.oci import HookMessage, bundle_gone, parse_state
@@ -21,13 +21,19 @@ from vmpin.sources.hook_state import events_of
 PROC = Procfs()
 
 
+def events(pid: int, bundle: Path, age: float = 0.0, stage: str = "createRuntime",
+           name: str = "c1") -> tuple[SandboxSeen, ContainerSeen]:
+    """What a message says that was written so many seconds ago."""
+    state = {"ociVersion": "1.0.2", "id": name, "status": "created", "pid": pid, "bundle": str(bundle)}
+    message = HookMessage(stage, max(0, boottime.now() - int(age * 1e9)), json.dumps(state).encode())
+    sandbox, container = events_of(parse_state(message), DesiredState(), PROC, "")
+    assert isinstance(sandbox, SandboxSeen)
+    assert isinstance(container, ContainerSeen)
+    return sandbox, container
+
+
 def seen(pid: int, bundle: Path, age: float = 0.0) -> ContainerSeen:
-    """What a createRuntime message says that was written so many seconds ago."""
-    state = {"ociVersion": "1.0.2", "id": "c1", "status": "created", "pid": pid, "bundle": str(bundle)}
-    message = HookMessage("createRuntime", max(0, boottime.now() - int(age * 1e9)), json.dumps(state).encode())
-    (found,) = (event for event in events_of(parse_state(message), DesiredState(), PROC, "")
-                if isinstance(event, ContainerSeen))
-    return found
+    return events(pid, bundle, age)[1]
 
 
 def ended() -> int:
@@ -41,6 +47,25 @@ def test_a_process_that_was_there_when_the_message_was_written_is_the_containers
     found = seen(os.getpid(), tmp_path)
     assert found.init is not None
     assert found.init.tid == os.getpid()
+
+
+def test_the_pid_of_a_hook_within_the_container_is_no_process_of_the_host(tmp_path: Path) -> None:
+    """runc 1.1.5: 1, or in the pid namespace of a pod any number."""
+    for pid in 1, os.getpid():
+        sandbox, container = events(pid, tmp_path, stage="createContainer")
+        assert (sandbox.vmm, container.init) == (None, None)
+    assert events(ended(), tmp_path / "elsewhere" / "c1", stage="createContainer")[1].bundle == ""
+
+
+def test_a_vmm_that_a_hook_within_names_is_its_sandboxs_own_alone(tmp_path: Path) -> None:
+    """runtime-rs' createContainer has the VMM's pid. The number is another process in a pod's namespace."""
+    sid, other = "a" * 64, "b" * 64
+    argv = ["/opt/kata/bin/qemu-system-x86_64", "-c", "read x", "-name", f"sandbox-{sid}"]
+    with subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE) as vmm:
+        assert events(vmm.pid, tmp_path, stage="createContainer", name=other)[0].vmm is None
+        own = events(vmm.pid, tmp_path, stage="createContainer", name=sid)[0].vmm
+        assert own is not None
+        assert own.tid == vmm.pid
 
 
 def test_a_process_that_was_born_after_the_message_only_has_the_containers_pid(tmp_path: Path) -> None:

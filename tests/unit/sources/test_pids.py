@@ -52,4 +52,4 @@ def test_a_users_vmm_is_the_vm_of_the_pod_of_which_the_runtime_named_it(named: s
         made.kill()
     assert stat is not None
     identity = ThreadId(made.pid, stat.starttime)
-    assert found == (PidOwner(vmm=identity) if vmm else PidOwner(init=identity))
+    assert found == (PidOwner(identity, sandbox=SandboxId(named)) if vmm else PidOwner(init=identity))
