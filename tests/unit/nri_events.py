@@ -17,8 +17,8 @@ KEY = "vmpin.io/exclusive"
 POD, C1, C2 = SandboxId("pod1"), ContainerId("c1"), ContainerId("c2")
 
 
-def pod(pid: int = 0, handler: str = "", id_: str = POD) -> NriPod:
-    return NriPod(SandboxId(id_), "web", "default", "u-1", handler, pid, {}, "/kubepods/pod1")
+def pod(pid: int = 0, handler: str = "", id_: str = POD, annotations: dict[str, str] | None = None) -> NriPod:
+    return NriPod(SandboxId(id_), "web", "default", "u-1", handler, pid, annotations or {}, "/kubepods/pod1")
 
 
 def container(id_: str = C1, cpus: str | None = None, state: int = 3, pid: int = 0, pod_: str = POD,

@@ -69,7 +69,7 @@ class _EventTranslation:
         :param creating: whether its vCPUs may still be plugged in; that ends with START, `requested` with POST_CREATE.
         """
         yield from self._place(event)
-        seen = self._container(event.container, state, event.time_ns, creating)
+        seen = self._container(event.container, event.pod, state, event.time_ns, creating)
         yield seen._replace(requested=event.verb is Verb.CREATE)
 
     def _has_ended(self, container: NriContainer) -> bool:
@@ -99,13 +99,15 @@ class _EventTranslation:
                                    | {container.id: container.pod for container in event.containers})
         for pod in event.pods:
             yield self._sandbox(pod)
+        by_id = {pod.id: pod for pod in event.pods}
         for container in event.containers:
             if container.state == STOPPED:
                 yield events.ContainerStopped(container.pod, container.id, event.time_ns)
             else:
                 # containerd lists a container from POST_CREATE on; Kata plugs in its vCPUs between that and START.
                 state = _state(container)
-                seen = self._container(container, state, event.time_ns, state is ContainerState.CREATED)
+                seen = self._container(container, by_id.get(container.pod), state, event.time_ns,
+                                       state is ContainerState.CREATED)
                 yield seen._replace(from_list=container.id not in event.current)
         listed = frozenset(container.id for container in event.containers)
         pods = {pod.id for pod in event.pods} | {container.pod for container in event.containers}
@@ -120,11 +122,14 @@ class _EventTranslation:
         vmm = self._processes.vmm_of(pod, self._state.sandboxes.get(pod.id))
         return events.SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
 
-    def _container(self, container: NriContainer, state: ContainerState, time_ns: int,
+    def _container(self, container: NriContainer, pod: NriPod | None, state: ContainerState, time_ns: int,
                    creating: bool) -> events.ContainerSeen:
         sandbox = self._state.sandboxes.get(container.pod)
         init = self._processes.init_of(container, sandbox, time_ns)
         exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
+        if exclusive is None and pod is not None:
+            # containerd copies no annotation of a pod to its containers, unless the handler's pod_annotations name it.
+            exclusive = declared_exclusive(pod.annotations, self._exclusive_annotation)
         seen = Container(container.id, container.name, container.cpus, exclusive, state, creating=creating)
         return events.ContainerSeen(container.pod, seen, Source.NRI, time_ns, init=init)
 

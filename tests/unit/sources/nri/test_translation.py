@@ -72,6 +72,17 @@ def test_a_start_is_a_running_container_with_its_process(process: int) -> None:
         init=ThreadId(process, started(process)))
 
 
+def test_a_pods_annotation_declares_its_containers_unless_they_have_it_themselves() -> None:
+    """containerd's NRI has a pod's annotations with the pod alone (internal/cri/nri: GetAnnotations)."""
+    annotated, undeclared = pod(annotations={KEY: "true"}), container(C2, annotations={KEY: "false"})
+    found = [*translated(ContainerEvent(Verb.POST_CREATE, annotated, container(), 7)),
+             *translated(ContainerEvent(Verb.POST_CREATE, annotated, undeclared, 7)),
+             *translated(ContainerEvent(Verb.POST_CREATE, None, container(), 7)),
+             *translated(Synced((annotated,), (container(), undeclared, container("c3", pod_="pod2")), 7))]
+    declared = [event.container.exclusive for event in found if isinstance(event, ContainerSeen)]
+    assert declared == [True, False, None, True, False, None]
+
+
 @pytest.mark.parametrize("of_the_guest", [False, True])
 def test_a_container_in_a_vm_has_no_process_on_the_host(vmm: int, process: int, of_the_guest: bool) -> None:
     """Kata reports the pid of the VMM, Kuasar that of a process in the guest, which another one has here."""
