@@ -158,6 +158,11 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("hooks", facts(hooks=(hook(), hook(file="/left/1.json", read_by=()))), "warn", "reads /left/1.json"),
     ("hooks", facts(hooks=(hook(read_by=("podman",)),), engines=(CRIO,)), "warn", "CRI-O reads no registration"),
     ("hooks", facts(hooks=(hook(read_by=("podman",)),), engines=(replace(CRIO, pid=None),)), "ok", "1 reg"),
+    ("hooks", facts(status={}, hooks=(hook(read_by=("containerd handler runc",)),), engines=(containerd(handler()),)),
+     "warn", "handlers kata-qemu: their"),
+    ("hooks", facts(hooks=(hook(read_by=("podman",)),), engines=(containerd(handler()),)), "ok", "1 reg"),  # by NRI
+    ("hooks", facts(status={}, hooks=(hook(read_by=("containerd handler kata-qemu",)),),
+                    engines=(containerd(handler(), handler("runc", kata=False)),)), "ok", "1 reg"),
     ("hooks", received(None), "unknown", "no hook has been received since crio (pid 7) started, 100 s ago"),
     ("hooks", received(None, 3.0, 500.0), "unknown", "no hook has been received"),  # just begun; before CRI-O
     ("hooks", received(None, 30.0), "warn", "and it has started containers"),

@@ -274,6 +274,13 @@ def hooks(facts: NodeFacts) -> CheckResult:
     if deaf is not None:
         return warn(f"CRI-O reads no registration of the hook: its hooks_dir is {several(deaf.hooks_dirs)}", _NAME_IT,
                     *evidence)
+    unhooked = () if connected(facts) else tuple(
+        handler.name for engine in facts.engines if engine.name == "containerd" and engine.pid is not None
+        for handler in engine.handlers if handler.kata
+        and not any(f"containerd handler {handler.name}" in hook.read_by for hook in facts.hooks))
+    if unhooked:
+        return warn(f"no hook runs for pods of containerd's handlers {several(unhooked)}: their base specs have none",
+                    _NAME_IT, *evidence)
     lacking = _STAGES - {stage for hook in facts.hooks for stage in hook.stages}
     if lacking:
         return warn(f"stages without the hook: {', '.join(sorted(lacking))}; each of Kata's runtimes skips some",
