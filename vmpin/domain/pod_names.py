@@ -11,8 +11,9 @@ from typing import Any
 
 from vmpin.domain.terminal import number_of, pod_name, short_id
 
-#: Ids of containerd and CRI-O; and uids of pods, by which CPUs belong to a pod that the kubelet alone reports.
-_ID = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+#: Ids of containerd and CRI-O; and uids of pods, by which CPUs belong to a pod that the kubelet alone reports. That of
+#: a static pod is a hash of its file.
+_ID = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 #: `NAME (ID)`, as sentences have containers. A name is tried from its beginning alone: the time grows with the text.
 _NAME_AND_ID = re.compile(r"(?<!\S)(\S+) \(([0-9a-f]{64})\)")
 

@@ -13,6 +13,12 @@ def test_sentences_stand_below_their_sandboxes_titles_and_are_counted() -> None:
     assert threads_of([{"sandbox": a}, {"sandbox": b}, {"sandbox": a}]) == "3 threads of 2 sandboxes"
 
 
+def test_a_pods_uid_is_replaced_by_its_name_also_of_a_static_pod() -> None:
+    for uid in "53baed75-5ea8-359d-6f59-dbe134c71de4", "53baed755ea8359d6f59dbe134c71de4":
+        assert with_names(f"exclusive to pod {uid}", {uid: "net/router"}) == "exclusive to pod net/router"
+        assert with_names(f"pod {uid}", {}) == f"pod {uid}"
+
+
 def test_names_of_containers_are_found_in_a_long_text_without_blanks() -> None:
     """If each character began a name, this text would take minutes."""
     web, long = "c" * 64, "0," * 200_000
