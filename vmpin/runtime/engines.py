@@ -198,8 +198,8 @@ def _crio(files: Files, program: Program | None) -> Engine:
     on, closed = flag_switch(argv, "enable-nri"), flag_switch(argv, "nri-disable-connections")
     named = flag_values(argv, "hooks-dir") or [environment.get("CONTAINER_HOOKS_DIR", "")]
     named = named[0].split(",") if len(named) == 1 else named  # (internal/criocli, StringSliceTrySplit)
-    hooks = (tuple(filter(None, map(str.strip, named))) or strings(dig(config, "crio", "runtime", "hooks_dir"))
-             or _HOOKS)
+    configured = dig(runtime, "hooks_dir")
+    hooks = tuple(filter(None, map(str.strip, named))) or (_HOOKS if configured is None else strings(configured))
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(nri, "enable_nri")) if on is None else on,
                   flag(argv, "nri-listen") or string(dig(nri, "nri_listen")), tuple(handlers), default_name,

@@ -157,6 +157,7 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("hooks", facts(hooks=(hook(read_by=()),)), "warn", "no runtime"),
     ("hooks", facts(hooks=(hook(), hook(file="/left/1.json", read_by=()))), "warn", "reads /left/1.json"),
     ("hooks", facts(hooks=(hook(read_by=("podman",)),), engines=(CRIO,)), "warn", "CRI-O reads no registration"),
+    ("hooks", facts(hooks=(hook(read_by=("podman",)),), engines=(replace(CRIO, hooks_dirs=()),)), "warn", "is empty"),
     ("hooks", facts(hooks=(hook(read_by=("podman",)),), engines=(replace(CRIO, pid=None),)), "ok", "1 reg"),
     ("hooks", facts(status={}, hooks=(hook(read_by=("containerd handler runc",)),), engines=(containerd(handler()),)),
      "warn", "handlers kata-qemu: their"),

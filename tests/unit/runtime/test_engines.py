@@ -235,6 +235,11 @@ def test_crio_reads_hooks_from_one_directory_unless_configured(tmp_path: Path) -
     assert made["crio"].hooks_dirs == ("/usr/share/containers/oci/hooks.d",)
 
 
+def test_an_empty_list_of_hook_directories_is_none_to_crio(tmp_path: Path) -> None:
+    made = found(tmp_path, "etc/crio/crio.conf = [crio.runtime]\\nhooks_dir = []\n")
+    assert made["crio"].hooks_dirs == ()
+
+
 def test_podman_names_where_it_looks_for_hooks(tmp_path: Path) -> None:
     usual = found(tmp_path / "a", "usr/bin/podman = x\n")["podman"]
     assert usual.hooks_dirs == ("/usr/share/containers/oci/hooks.d",)

@@ -272,8 +272,8 @@ def hooks(facts: NodeFacts) -> CheckResult:
     deaf = next((engine for engine in facts.engines if engine.name == "crio" and engine.pid is not None
                  and not _reads(engine, facts)), None)
     if deaf is not None:
-        return warn(f"CRI-O reads no registration of the hook: its hooks_dir is {several(deaf.hooks_dirs)}", _NAME_IT,
-                    *evidence)
+        return warn(f"CRI-O reads no registration of the hook: its hooks_dir is {several(deaf.hooks_dirs) or 'empty'}",
+                    _NAME_IT, *evidence)
     unhooked = () if connected(facts) else tuple(
         handler.name for engine in facts.engines if engine.name == "containerd" and engine.pid is not None
         for handler in engine.handlers if handler.kata
