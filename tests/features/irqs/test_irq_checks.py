@@ -47,6 +47,18 @@ def test_fixed_interrupts_alone_are_no_fault_and_kernel_work_is_advice() -> None
     assert judged("irqs", found(trouble="/proc/interrupts: no")).level is Level.UNKNOWN
 
 
+@pytest.mark.parametrize(("parameters", "managed", "rcu"), [
+    (("isolcpus=managed_irq,domain,2-3", "rcu_nocbs=0-7"), False, False),
+    (("isolcpus=domain,2-3", "rcu_nocbs=1"), True, True), (("isolcpus=managed_irq,2", "nohz_full=3"), True, True),
+    (("isolcpus=nohz,managed_irq,1-N", "rcu_nocbs=all"), False, False),
+    (("rcu_nocbs=2", "nohz_full=3"), True, False), (("isolcpus=2-3",), True, True)])
+def test_what_the_command_line_has_for_these_cpus_is_no_advice(
+        parameters: tuple[str, ...], managed: bool, rcu: bool) -> None:
+    lines = judged("irqs", found([7, "nvme0q1", "3", "3", True]), kernel=Kernel("6.12", (6, 12), parameters)).evidence
+    assert any(line.startswith("isolcpus=managed_irq,2-3 on the kernel's command line") for line in lines) is managed
+    assert any("rcu_nocbs=2-3 on the kernel's command line" in line for line in lines) is rcu
+
+
 def test_what_the_watcher_has_moved_and_what_stays_is_evidence() -> None:
     entry = {"policy": "away", "moved": 3, "kept": [{"irq": 7, "name": "nvme0q3", "cpus": "3", "why": "managed"}],
              "more_kept": 2, "claimed": [142], "open": "2"}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from vmpin.cpuset import CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import number_of
 from vmpin.features.common.finding import CheckResult, ok, several, unknown, warn
@@ -50,19 +51,33 @@ def _moved(facts: NodeFacts) -> list[str]:
 
 def _kernel_work(facts: NodeFacts, fixed: bool) -> list[str]:
     """Describe what vmpin does not move, and how to."""
-    exclusive, parameters = facts.exclusive, dict.fromkeys(text.partition("=")[0] for text in facts.kernel.parameters)
-    lines = []
-    if fixed:
+    exclusive, lines = facts.exclusive, []
+    if fixed and exclusive - _on_command_line(facts, "isolcpus", "managed_irq"):
         lines.append(f"isolcpus=managed_irq,{exclusive} on the kernel's command line keeps interrupts with fixed "
                      "masks off, as far as their queues have other CPUs")
     workqueues = CpuSet.parse(facts.of_features["irqs"]["workqueues"])
     if not workqueues.isdisjoint(exclusive):
         lines.append("unbound kernel workers may use exclusive CPUs: write the mask of the other CPUs to "
                      "/sys/devices/virtual/workqueue/cpumask")
-    if not {"rcu_nocbs", "nohz_full"} & parameters.keys():
+    if exclusive - _on_command_line(facts, "rcu_nocbs") - _on_command_line(facts, "nohz_full"):
         lines.append(f"RCU's callbacks run where they arise: rcu_nocbs={exclusive} on the kernel's command line moves "
                      "them to threads")
     return lines
+
+
+def _on_command_line(facts: NodeFacts, parameter: str, flag: str = "") -> CpuSet:
+    """The CPUs that a parameter of the kernel's command line has, of isolcpus with this flag. A list that the kernel
+    alone can read (`all`, `1-N`) counts as all."""
+    cpus = EMPTY
+    for text in facts.kernel.parameters:
+        name, _, value = text.partition("=")
+        *flags, listed = re.split(r"(?<=[a-z]),", value)
+        if name == parameter and (not flag or flag in flags):
+            try:
+                cpus |= CpuSet.parse(listed)
+            except CpuSetError:
+                cpus |= facts.exclusive
+    return cpus
 
 
 def irqbalance(facts: NodeFacts) -> CheckResult:
