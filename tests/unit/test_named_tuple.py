@@ -6,6 +6,7 @@ import ast
 import copy
 import pickle
 import typing
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -36,6 +37,14 @@ class Theirs(typing.NamedTuple):
 
 class Box(NamedTuple, Generic[Item]):
     item: Item
+
+
+class Kept(NamedTuple):
+    tid: int
+
+    @cached_property
+    def twice(self) -> list[int]:
+        return [self.tid, self.tid]
 
 
 class Derived(Ours):
@@ -106,3 +115,12 @@ def test_more_fields_than_there_are_descriptors_are_refused() -> None:
     with pytest.raises(TypeError, match="65 fields"):
         type(NamedTuple)("Wide", (NamedTuple,), {  # type: ignore[misc]
             "__annotations__": {f"at{number}": "int" for number in range(65)}})
+
+
+def test_a_cached_property_is_kept_and_no_other_class_has_room_for_that() -> None:
+    kept = Kept(3)
+    assert (kept.twice == [3, 3], kept.twice is kept.twice, Kept(3).twice is kept.twice) == (True, True, False)
+    assert kept == Kept(3) == copy.copy(kept) == pickle.loads(pickle.dumps(kept))
+    assert kept._replace(tid=4).twice == [4, 4]
+    with pytest.raises(AttributeError):
+        Ours(7).more = 1  # type: ignore[attr-defined]

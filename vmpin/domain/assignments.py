@@ -33,8 +33,8 @@ class Rank(enum.IntEnum):
         return self.name.lower()
 
 
-class _AssignmentFields(NamedTuple):
-    """The fields of assignments."""
+class Assignments(NamedTuple):
+    """The decision of one authority on all containers of the node."""
 
     #: The exclusive CPUs of each owner; EMPTY for a container that is listed without exclusive CPUs.
     exclusive: Mapping[Owner, CpuSet] = MappingProxyType({})
@@ -53,10 +53,6 @@ class _AssignmentFields(NamedTuple):
     rule: Callable[[Container, CpuSet | None], CpuSet | None] | None = None
     #: CPUs without an owner that had one so recently that threads by a policy `shared` stay off them.
     recent: CpuSet = EMPTY
-
-
-class Assignments(_AssignmentFields):
-    """The decision of one authority on all containers of the node."""
 
     def listed(self, pod_uid: str, container: Container) -> Owner | None:
         """The key under which a container is listed; None if it is not listed."""

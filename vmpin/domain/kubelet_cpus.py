@@ -17,8 +17,9 @@ from vmpin.named_tuple import NamedTuple
 _COMPARED = 7  #: How many of its fields are compared.
 
 
-class _Contents(NamedTuple):
-    """The fields of a checkpoint."""
+class CpuManagerState(NamedTuple):
+    """The contents of a checkpoint of the kubelet's CPU manager. The CPU sets in the mappings are never empty.
+    Containers of one pod may have the same CPUs: the static policy reuses an init container's CPUs."""
 
     policy: str  #: `static` or `none` with upstream's kubelet; any printable text with others.
     #: The shared pool. EMPTY for policy none, and until the static policy has written its first checkpoint.
@@ -36,11 +37,6 @@ class _Contents(NamedTuple):
     written: int = 0
     #: Reserved CPUs that it lists for system pods, which own them not (runtime.kubelet). Not compared.
     reserved: frozenset[CpuSet] = frozenset()
-
-
-class CpuManagerState(_Contents):
-    """The contents of a checkpoint of the kubelet's CPU manager. The CPU sets in the mappings are never empty.
-    Containers of one pod may have the same CPUs: the static policy reuses an init container's CPUs."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CpuManagerState) and self[:_COMPARED] == other[:_COMPARED]

@@ -47,8 +47,8 @@ class Previous(NamedTuple):
     pairs: Mapping[VcpuId, int] = MappingProxyType({})
 
 
-class _Decision(NamedTuple):
-    """The fields of a placement."""
+class Placement(NamedTuple):
+    """The placement of one sandbox."""
 
     sandbox: SandboxId
     mask: CpuSet
@@ -64,10 +64,6 @@ class _Decision(NamedTuple):
     waiting: str = ""
     #: Whether the runtime is working on a request: a mask that changes then is no drift.
     pending: bool = False
-
-
-class Placement(_Decision):
-    """The placement of one sandbox."""
 
     @cached_property
     def by_vcpu(self) -> Mapping[VcpuId, CpuSet | None]:

@@ -14,8 +14,10 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.named_tuple import NamedTuple
 
 
-class _Groups(NamedTuple):
-    """The fields of a topology. Each is empty if the kernel does not show it."""
+class Topology(NamedTuple):
+    """The topology of one node. Created by `build`, which normalises: equal machines are then equal values. A field is
+    empty if the kernel does not show it. Groups may contain offline CPUs: the kernel removes an offline CPU from its
+    core and its NUMA node, but not always from its cache, and a scenario may have it anywhere."""
 
     online: CpuSet
     #: Sets of SMT siblings, ascending by first CPU; every CPU that any field names is in exactly one.
@@ -37,12 +39,6 @@ class _Groups(NamedTuple):
     kinds: Mapping[str, CpuSet] = MappingProxyType({})
     memory_nodes: CpuSet = EMPTY  #: The numbers of all NUMA nodes with memory, with or without CPUs.
     devices: Mapping[str, int] = MappingProxyType({})  #: NUMA nodes by a device's PCI address, name or number.
-
-
-class Topology(_Groups):
-    """The topology of one node. Created by `build`, which normalises: equal machines are then equal values. Groups may
-    contain offline CPUs: the kernel removes an offline CPU from its core and its NUMA node, but not always from its
-    cache, and a scenario may have it anywhere."""
 
     @classmethod
     def build(cls, online: CpuSet, cores: Iterable[CpuSet] = (), caches: Iterable[CpuSet] = (),
