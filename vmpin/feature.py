@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Collection, Coroutine
     from pathlib import Path
+    from typing import Protocol
 
     from prometheus_client.core import Metric
 
@@ -39,12 +40,20 @@ if TYPE_CHECKING:
     from vmpin.features.common.scenario_values import ScenarioPart, ScenarioValues
     from vmpin.host.sockets import Stream
     from vmpin.host.sysfs import Sysfs
-    from vmpin.reconcile.nic_nodes import NicFinder
     from vmpin.reconcile.view import NodeView
     from vmpin.sources.nri.nri_events import CpuDecider, NriEvent
     from vmpin.status.health import SourceHealth
     from vmpin.status.pod_arguments import NamedSandbox
     from vmpin.vmm.virtual_machine import Vm
+
+    class NicFinder(Protocol):
+        """Finds the NICs of VMs."""
+
+        def refresh(self, vms: Mapping[SandboxId, Vm], turn: int, wanted: bool) -> set[SandboxId]:
+            """Read what is due, into `Vm.nic`. :param turn: counts passes. :param wanted: whether the policy is near;
+            else all is forgotten. :returns: the sandboxes whose NIC is on another NUMA node than before, or found
+            elsewhere."""
+            ...
 
 #: An entry of `sandboxes` in the status document, or a part of it.
 Document = Mapping[str, Any]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from operator import is_not
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -69,12 +70,14 @@ def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState,
     return Assignments(exclusive, shared or None, complete=True)
 
 
-class ClaimFiles:
-    """The claims in the directory `cdi` (/var/run/cdi), and their pods in the checkpoint in `kubelet`
+class DraAuthority:
+    """By the claims in the directory `cdi` (/var/run/cdi), and their pods in the checkpoint in `kubelet`
     (/var/lib/kubelet), where the driver's socket shows that it is registered, if it accepts connections. If a spec
     becomes unusable, its last contents stay in force. Those of the checkpoint do not: they would lack the claims
     prepared since.
     :param warn: called with a line for each new trouble."""
+
+    rank = Rank.DRA
 
     def __init__(self, cdi: Path, kubelet: Path, warn: Callable[[str], None]) -> None:
         self.cdi, self.checkpoint, self.registration = cdi, kubelet / CHECKPOINT, kubelet / REGISTRATION
@@ -89,6 +92,23 @@ class ClaimFiles:
         self._checkpoint: Stamp | None = None
         #: The trouble with files now: by name of a spec, by path of another one.
         self._warned: dict[str, str] = {}
+        self._input: tuple[DesiredState, Claims, ClaimPods, bool] | None = None
+        self._assignments: Assignments | None = None
+
+    @property
+    def rules(self) -> bool:
+        """Whether the driver is registered, or there are claims."""
+        return self.registered or bool(self.claims)
+
+    def assignments(self, state: DesiredState) -> Assignments | None:
+        """The assignments by the claims as read last."""
+        now = state, self.claims, self.pods, self.registered
+        if self._input is None or any(map(is_not, now, self._input)):
+            self._input = now
+            assignments = assignments_of(self.claims, self.pods, state, self.registered)
+            if assignments != self._assignments:
+                self._assignments = assignments
+        return self._assignments
 
     def read(self, resync: bool = False) -> bool:
         """Read changed files. Without claims and a driver, the common case, this takes two stats.
@@ -184,35 +204,3 @@ class ClaimFiles:
         elif self._warned.get(subject) != trouble:
             self.warn(trouble)
             self._warned[subject] = trouble
-
-
-class DraAuthority:
-    """:param files: the node's claims."""
-
-    rank = Rank.DRA
-
-    def __init__(self, files: ClaimFiles) -> None:
-        self.files = files
-        self.read()
-        self._input: tuple[DesiredState, Claims, ClaimPods, bool] | None = None
-        self._assignments: Assignments | None = None
-
-    @property
-    def rules(self) -> bool:
-        """Whether the driver is registered, or there are claims."""
-        return self.files.registered or bool(self.files.claims)
-
-    def read(self, resync: bool = False) -> bool:
-        """Read the claims that have changed, as `ClaimFiles.read`. :returns: whether there are any changes."""
-        return self.files.read(resync)
-
-    def assignments(self, state: DesiredState) -> Assignments | None:
-        """The assignments by the claims as read last."""
-        files = self.files
-        if self._input is None or any(now is not before for now, before in zip(
-                (state, files.claims, files.pods, files.registered), self._input, strict=True)):
-            self._input = state, files.claims, files.pods, files.registered
-            assignments = assignments_of(files.claims, files.pods, state, files.registered)
-            if assignments != self._assignments:
-                self._assignments = assignments
-        return self._assignments

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from vmpin import log
 from vmpin.authorities.authority import Authorities, Authority
-from vmpin.authorities.dra_authority import ClaimFiles, DraAuthority
+from vmpin.authorities.dra_authority import DraAuthority
 from vmpin.authorities.kubelet_authority import KubeletCheckpoint, kubelet_authority
 from vmpin.authorities.observed_authority import ObservedAuthority
 from vmpin.config.settings import Config
@@ -26,23 +26,26 @@ from vmpin.domain.desired_state import DesiredState, SandboxState, forget_stoppe
 from vmpin.domain.events import Event
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
+from vmpin.domain.policy import ThreadPolicy
 from vmpin.feature import features, present
 from vmpin.host import boottime, lock
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.pinner import Pinner
 from vmpin.placement.ownership import Node
-from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.kept_topology import KeptTopology
-from vmpin.reconcile.nic_nodes import NicNodes
 from vmpin.reconcile.nri_input import NriInput
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.pod_lookup import PodLookup
 from vmpin.reconcile.runtime_waits import FirstList, RuntimeRequests
 from vmpin.reconcile.source_findings import AuthorityRivals, SourceDisagreements, UnknownOwners
+from vmpin.reconcile.state_file import StateStore
 from vmpin.reconcile.state_format import SavedState
-from vmpin.runtime.kata import named_for_kata
+from vmpin.runtime.kata import KataState, named_for_kata
 from vmpin.sources.disk import DiskSources
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.virtual_machine import Vm
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from vmpin.domain.kubelet_cpus import UnknownOwner
     from vmpin.domain.model import VcpuId
     from vmpin.domain.sandbox_placement import Placement
+    from vmpin.feature import NicFinder
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Ownership
@@ -68,35 +72,35 @@ STOPPED_FOR = 600 * 10**9
 class NodeState:
     """The state of a node.
     :param acts: whether the lock is held. Without it nothing in the run directory is changed.
-    :param adapters: None for those at the configuration's paths.
     :param used: whether vmpin may have set masks in this boot already; None: if another process made the lock file.
     :raises SourceError: if the topology or the boot id cannot be read."""
 
-    def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None,
-                 used: bool | None = None) -> None:
+    def __init__(self, config: Config, acts: bool = True, used: bool | None = None) -> None:
         self.config = config
         self.counters = Counters()
-        adapters = adapters or Adapters.of(config)
-        self.proc, self.sysfs, self.cgroups = adapters.proc, adapters.sysfs, adapters.cgroups
-        self.boot_id = adapters.boot_id
-        self.sources = DiskSources(self.proc, self.cgroups, adapters.kata)
-        self._store = adapters.store
+        paths = config.paths
+        self.proc, self.sysfs = Procfs(paths.proc), Sysfs(paths.sys)
+        self.boot_id, self.cgroups = self.proc.boot_id(), Cgroups(paths.cgroup, self.proc)
+        self.sources = DiskSources(self.proc, self.cgroups, KataState(
+            paths.kata_go, paths.kata_rs, partial(logger.warning, "Kata's state file=%s"),
+            config.policy.exclusive_annotation))
+        self._store = StateStore(paths.state_file, paths.notes_file, self.boot_id, paths.originals_file)
         saved = self._store.load(set_aside=acts)
         self.state: DesiredState = saved.state
-        self.inventory = VmInventory(self.proc, str(config.paths.sys), config.watch.pattern, saved.vcpus)
+        self.inventory = VmInventory(self.proc, str(paths.sys), config.watch.pattern, saved.vcpus)
         self.vms: Mapping[SandboxId, Vm] = self.inventory.vms
         processes = self.inventory.process_table
         self.impostors: Collection[Impostor] = processes.impostors.values()
         self.helper_pids: Set[int] = processes.helpers.keys()
-        self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
+        self.checkpoint = KubeletCheckpoint(paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
         #: The kubelet's checkpoint in force; None if it is not read, or there is none.
         self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.watch.kubelet else None
         self.first_list = FirstList.of(config, saved.state, self.sources.lists_containers)
         self._topology = KeptTopology(self.sysfs)
-        self._dra = DraAuthority(ClaimFiles(config.paths.cdi, config.paths.kubelet,
-                                            partial(logger.warning, "claims file=%s")))
-        self._pod_lookup = PodLookup(lambda: self.state.sandboxes, lambda: self._dra.files.pods)
+        self._dra = DraAuthority(paths.cdi, paths.kubelet, partial(logger.warning, "claims file=%s"))
+        self._dra.read()
+        self._pod_lookup = PodLookup(lambda: self.state.sandboxes, lambda: self._dra.pods)
         log.name_pods(self._pod_lookup.pod_of)
         self._observed = ObservedAuthority(lambda: self._topology.last.online)
         self.authorities = Authorities(config.node.shared_pool, [kubelet_authority(self.kubelet)])
@@ -107,11 +111,10 @@ class NodeState:
                 self.authorities.put(authority)
         self.source_disagreements = SourceDisagreements()
         self.authority_rivals = AuthorityRivals()
-        self.owner_search = UnknownOwners(self.proc, config.paths.kubelet / "pods")
+        self.owner_search = UnknownOwners(self.proc, paths.kubelet / "pods")
         self.watches = False  #: Whether this process goes on watching.
         self.requests = RuntimeRequests()
-        finder = next(present(feature.nic_finder for feature in features()), None)
-        self.nic_nodes = NicNodes(finder and partial(finder, self.proc, str(config.paths.sys)))
+        self._nic_finder: NicFinder | None = None  #: None before policy.vhost is near.
         self.placement_cache = PlacementCache(
             config, self._topology.last, self.authorities, self.state, saved.previous, self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
@@ -120,7 +123,7 @@ class NodeState:
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
                                             f"{self.proc.root}/1/root", self.vms, self.sources.pins_vcpus)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules, self.counters)
-        lost = self._store.lost and (lock.of_another(config.paths.lock_file) if used is None else used)
+        lost = self._store.lost and (lock.of_another(paths.lock_file) if used is None else used)
         if lost and acts:
             logger.warning("the record of the original masks was lost: threads that run already may have masks of "
                            "vmpin's; `vmpin unpin` will give them all CPUs that their cgroup allows")
@@ -305,7 +308,7 @@ class NodeState:
     @property
     def claimed(self) -> bool:
         """Whether a DRA driver has prepared claims for CPUs of this node."""
-        return bool(self._dra.files.claims)
+        return bool(self._dra.claims)
 
     def _every_container_known(self) -> bool:
         """Whether ownership may follow from the cpusets of all containers."""
@@ -361,6 +364,17 @@ class NodeState:
         self.authorities.use_pool(config.node.shared_pool)
         self.observe_ownership()
         self.placement_cache.renew(config, self._topology.last, self.state)
+
+    def moved_nics(self) -> set[SandboxId]:
+        """Read the NICs of VMs that are due, which only policy.vhost: near needs. A feature finds them; without one no
+        NIC's node is known, and near places as apart does. :returns: as `NicFinder.refresh`."""
+        wanted = self.config.policy.vhost is ThreadPolicy.NEAR
+        if wanted and self._nic_finder is None:
+            make = next(present(feature.nic_finder for feature in features()), None)
+            self._nic_finder = make and make(self.proc, str(self.config.paths.sys))
+        if self._nic_finder is None:
+            return set()
+        return self._nic_finder.refresh(self.vms, self.inventory.process_table.round, wanted)
 
     def needing_qmp(self) -> list[Vm]:
         """The VMs to query over QMP: only that can identify their threads. None if QMP is off."""

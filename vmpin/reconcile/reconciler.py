@@ -20,14 +20,12 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import outranks
 from vmpin.domain.events import SandboxSeen, SuspensionChanged
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
-from vmpin.domain.policy import ThreadPolicy
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.original_mask_store import Restoration
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.placement.ownership import is_counted
-from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.source_findings import RESYNCS
 from vmpin.vmm.recognition import Recognized
@@ -54,11 +52,10 @@ class PassReport(NamedTuple):
 
 
 class Reconciler:
-    """Makes passes over a node. :param acts, adapters, used: see `NodeState`."""
+    """Makes passes over a node. :param acts, used: see `NodeState`."""
 
-    def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None,
-                 used: bool | None = None) -> None:
-        self.node_state = NodeState(config, acts, adapters, used)
+    def __init__(self, config: Config, acts: bool = True, used: bool | None = None) -> None:
+        self.node_state = NodeState(config, acts, used)
         self._failures = Failures(self.node_state.pinner.recheck)
         #: Excluded sandboxes (`watch.only`) that still have masks of vmpin's; each is logged once.
         self._not_restored: set[SandboxId] = set()
@@ -241,9 +238,7 @@ class Reconciler:
     def place(self) -> set[SandboxId]:
         """Place the sandboxes that changed. :returns: those whose placement changed, whose masks a pass has to set."""
         node_state = self.node_state
-        node_state.placement_cache.dirty |= node_state.nic_nodes.refresh(
-            node_state.vms, node_state.inventory.process_table.round,
-            node_state.config.policy.vhost is ThreadPolicy.NEAR)
+        node_state.placement_cache.dirty |= node_state.moved_nics()
         return node_state.placement_cache.place_changed(node_state.state, node_state.vms, node_state.pinner.recheck,
                                                         self._failures.record)
 

@@ -12,7 +12,7 @@ from dra_socket import listening
 from ruled import ruled
 
 from vmpin.authorities.authority import GivenAuthority
-from vmpin.authorities.dra_authority import ClaimFiles, DraAuthority, assignments_of
+from vmpin.authorities.dra_authority import DraAuthority, assignments_of
 from vmpin.cpuset import CpuSet
 from vmpin.domain.assignments import Rank
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
@@ -82,7 +82,7 @@ def test_where_the_driver_is_registered_no_container_owns_cpus_without_a_claim()
 
 def test_the_driver_is_registered_while_its_socket_is_there(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    authority = DraAuthority(files.read)
+    authority = files.dra
     path = files.kubelet / "plugins_registry/dra.cpu-reg.sock"
     path.parent.mkdir()
     with listening(path):
@@ -100,13 +100,13 @@ def test_a_socket_that_a_killed_driver_left_is_no_registration_from_the_next_res
     with listening(path):
         at = path.stat().st_mtime - 1
         os.utime(path, (at, at))  # its stamp lasts
-        assert (files.read.read(), files.read.registered, files.read.read(resync=True)) == (True, True, False)
+        assert (files.dra.read(), files.dra.registered, files.dra.read(resync=True)) == (True, True, False)
     assert path.exists()
-    assert (files.read.read(), files.read.registered) == (False, True)  # between two resyncs nothing is connected to
-    assert (files.read.read(resync=True), files.read.registered) == (True, False)
+    assert (files.dra.read(), files.dra.registered) == (False, True)  # between two resyncs nothing is connected to
+    assert (files.dra.read(resync=True), files.dra.registered) == (True, False)
     path.unlink()
     with listening(path):  # the driver is there again
-        assert (files.read.read(), files.read.registered) == (True, True)
+        assert (files.dra.read(), files.dra.registered) == (True, True)
 
 
 def test_a_socket_that_does_not_listen_yet_is_tried_again(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_a_socket_that_does_not_listen_yet_is_tried_again(tmp_path: Path) -> Non
     with listening(path, begin=False) as server:
         later = path.stat().st_mtime + 100
         os.utime(path, (later, later))  # it is fresh however long the test takes
-        assert (files.read.read(), files.read.registered) == (False, False)
+        assert (files.dra.read(), files.dra.registered) == (False, False)
         server.listen()
-        assert (files.read.read(), files.read.registered) == (True, True)
+        assert (files.dra.read(), files.dra.registered) == (True, True)
 
 
 class Files:
@@ -127,7 +127,7 @@ class Files:
     def __init__(self, path: Path) -> None:
         self.cdi, self.kubelet = path / "cdi", path / "kubelet"
         self.warnings: list[str] = []
-        self.read = ClaimFiles(self.cdi, self.kubelet, self.warnings.append)
+        self.dra = DraAuthority(self.cdi, self.kubelet, self.warnings.append)
         self.kubelet.mkdir()
 
     def prepare(self, claim: str, cpuset: str) -> None:
@@ -152,22 +152,22 @@ class Files:
 
 def test_claims_come_and_go_with_the_drivers_files(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    assert not files.read.read()  # no directory
+    assert not files.dra.read()  # no directory
     files.prepare("c1", "2-3")
-    assert files.read.read()
-    assert (files.read.claims, files.read.pods) == ({"c1": cpus("2-3")}, None)
+    assert files.dra.read()
+    assert (files.dra.claims, files.dra.pods) == ({"c1": cpus("2-3")}, None)
     files.list_pods({"c1": ["uid-web"]})
-    assert files.read.read()
-    assert files.read.pods == {"c1": frozenset({"uid-web"})}
-    assert not files.read.read()
+    assert files.dra.read()
+    assert files.dra.pods == {"c1": frozenset({"uid-web"})}
+    assert not files.dra.read()
     files.prepare("c2", "4")
     (files.cdi / "vendor.com-gpu.json").write_text("{")  # another driver's
-    assert files.read.read()
-    assert files.read.claims == {"c1": cpus("2-3"), "c2": cpus("4")}
+    assert files.dra.read()
+    assert files.dra.claims == {"c1": cpus("2-3"), "c2": cpus("4")}
     files.spec("c1").unlink()
     files.spec("c2").unlink()
-    assert files.read.read()
-    assert (files.read.claims, files.warnings) == ({}, [])
+    assert files.dra.read()
+    assert (files.dra.claims, files.warnings) == ({}, [])
 
 
 def test_the_first_release_of_the_driver_has_all_claims_in_one_file(tmp_path: Path) -> None:
@@ -178,10 +178,10 @@ def test_the_first_release_of_the_driver_has_all_claims_in_one_file(tmp_path: Pa
                for claim, given in (("c1", "2-3"), ("c2", "4"))]
     text = json.dumps({"cdiVersion": "0.8.0", "kind": "dra.k8s.io/cpu", "devices": devices, "containerEdits": {}})
     (files.cdi / "dra.cpu3141592").write_text(text)
-    assert not files.read.read()
+    assert not files.dra.read()
     (files.cdi / "dra.cpu3141592").rename(files.cdi / "dra.cpu.json")
-    assert files.read.read()
-    assert (files.read.claims, files.warnings) == ({"c1": cpus("2-3"), "c2": cpus("4")}, [])
+    assert files.dra.read()
+    assert (files.dra.claims, files.warnings) == ({"c1": cpus("2-3"), "c2": cpus("4")}, [])
 
 
 def test_a_bad_file_leaves_its_claim_as_it_was_and_is_reported_once(tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ def test_a_bad_file_leaves_its_claim_as_it_was_and_is_reported_once(tmp_path: Pa
     files.prepare("c1", "2-3")
     files.prepare("c2", "4-5")
     files.list_pods({"c1": ["uid-web"]})
-    files.read.read()
+    files.dra.read()
     files.write_spec("c1", "{")
     (files.kubelet / "dra_manager_state").write_text("{}")
     files.spec("c2").unlink()
     os.mkfifo(files.spec("c3"))
     for _ in range(3):
-        files.read.read()
-    assert (files.read.claims, files.read.pods) == ({"c1": cpus("2-3")}, None)
+        files.dra.read()
+    assert (files.dra.claims, files.dra.pods) == ({"c1": cpus("2-3")}, None)
     assert [warning.partition(":")[0].rpartition("/")[2] for warning in files.warnings] == [
         "dra.k8s.io-cpu_claim-c1.json", "dra.k8s.io-cpu_claim-c3.json", "dra_manager_state"]
 
@@ -206,11 +206,11 @@ def test_a_claim_since_the_checkpoint_became_unreadable_is_its_containers_own(tm
     files = Files(tmp_path)
     files.prepare("c1", "2-3")
     files.list_pods({"c1": ["uid-web"]})
-    files.read.read()
+    files.dra.read()
     files.prepare("c2", "4-5")
     (files.kubelet / "dra_manager_state").write_text("{}")
-    files.read.read()
-    assignments = DraAuthority(files.read).assignments(state_of(
+    files.dra.read()
+    assignments = files.dra.assignments(state_of(
         pod("web", main="2-3"), pod("db", db="4-5"), pod("batch", job="0-1")))
     assert assignments is not None
     assert (assignments.exclusive, assignments.pool) == (
@@ -225,19 +225,19 @@ def test_a_spec_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
     spec.unlink()
     spec.symlink_to(elsewhere)  # not followed: ELOOP
     os.utime(files.cdi, ns=(1, 1))  # the directory has not changed for long
-    assert not files.read.read()
+    assert not files.dra.read()
     stamp = os.stat(files.cdi)
     os.rename(elsewhere, spec)
     os.utime(files.cdi, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert files.read.read()
-    assert files.read.claims == {"c1": cpus("2-3")}
+    assert files.dra.read()
+    assert files.dra.claims == {"c1": cpus("2-3")}
 
 
 def test_an_unchanged_decision_is_the_same_object(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.prepare("c1", "2-3")
-    files.read.read()
-    authority = DraAuthority(files.read)
+    files.dra.read()
+    authority = files.dra
     first = authority.assignments(state_of(pod("web", main="2-3")))
     assert first is not None
     assert authority.assignments(state_of(pod("web", main="2-3"), pod("none"))) is first
@@ -247,9 +247,9 @@ def test_a_container_with_a_claim_owns_it_and_others_lose_it(tmp_path: Path) -> 
     files = Files(tmp_path)
     files.prepare("c1", "2-3")
     files.list_pods({"c1": ["uid-web"]})
-    files.read.read()
+    files.dra.read()
     web, batch = pod("web", main="2-3", helper="0-1,4-7"), pod("batch", job="0-7")
-    assignments = DraAuthority(files.read).assignments(state_of(web, batch))
+    assignments = files.dra.assignments(state_of(web, batch))
     rulings = ruled(None, GivenAuthority(Rank.DRA, assignments))
     main, helper = effective_containers(web, rulings)
     assert (main.exclusive, str(main.own_cpus), main.ruled_by) == (True, "2-3", "dra")

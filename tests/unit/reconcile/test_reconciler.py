@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,15 +18,17 @@ from vmpin.config import loading
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.domain.policy import ThreadPolicy
+from vmpin.feature import Feature
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
-from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
-from vmpin.reconcile.adapters import Adapters
+from vmpin.reconcile import node_state
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.state_file import StateStore
 from vmpin.reconcile.state_format import SavedState
 from vmpin.runtime.kata import KataSandbox, KataState
+from vmpin.vmm.virtual_machine import Vm
 
 pytest_plugins = ["given_unit"]
 
@@ -84,16 +86,17 @@ class Kata(KataState):
 class Given:
     """A node of the test's own processes."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.machine = machine
         self.config = machine.node_state.config
         self.store, self.kata = Memory(), Kata()
-        self.adapters = Adapters.of(self.config)._replace(store=self.store, kata=self.kata)
+        monkeypatch.setattr(node_state, "StateStore", lambda *_: self.store)
+        monkeypatch.setattr(node_state, "KataState", lambda *_: self.kata)
         self.reconciler = self.again()
 
     def again(self, acts: bool = True) -> Reconciler:
         """As after a restart."""
-        self.reconciler = Reconciler(self.config, acts, self.adapters)
+        self.reconciler = Reconciler(self.config, acts)
         return self.reconciler
 
     def container(self, name: str, cpus: CpuSet) -> None:
@@ -103,8 +106,8 @@ class Given:
 
 
 @pytest.fixture
-def given(machine: Machine) -> Given:
-    return Given(machine)
+def given(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Given:
+    return Given(machine, monkeypatch)
 
 
 def test_original_masks_are_saved_before_the_first_mask_is_set(given: Given) -> None:
@@ -185,10 +188,10 @@ def test_kata_says_which_containers_a_sandbox_has(given: Given) -> None:
 
 
 def test_one_sandbox_that_fails_does_not_stop_another_and_is_logged_once(
-        given: Given, caplog: pytest.LogCaptureFixture) -> None:
+        given: Given, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     one, other = given.machine.vmm("a"), given.machine.vmm("b")
     proc = Short(given.config.paths.proc)
-    given.adapters = given.adapters._replace(proc=proc)
+    monkeypatch.setattr(node_state, "Procfs", lambda _: proc)
     given.again().resync(act=False, full=True)
     proc.short.add(one.pid)
     given.container("a", given.machine.other)
@@ -214,7 +217,7 @@ def test_the_last_topology_is_used_while_sys_cannot_be_read_and_an_online_cpu_pl
         given: Given, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cpus = sorted(given.machine.both)
     tree = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {cpus[0]}\ndevices/system/cpu/possible = 0-63\n")
-    given.adapters = given.adapters._replace(sysfs=Sysfs(tree))
+    given.config = given.config._replace(paths=given.config.paths._replace(sys=tree))
     reconciler = given.again()
     assert reconciler.view.node.online == CpuSet(cpus[:1])
     (tree / "devices/system/cpu/online").write_text(f"{cpus[0]},{cpus[1]}\n")
@@ -243,7 +246,7 @@ def test_a_dra_driver_that_was_killed_rules_until_the_next_resync(given: Given) 
 def test_cpus_that_are_isolated_while_the_watcher_runs_are_read_at_the_next_resync(
         given: Given, tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture) -> None:
     tree = make_tree(tmp_path / "sys", f"devices/system/cpu/online = 0-7\n{file} =\n")
-    given.adapters = given.adapters._replace(sysfs=Sysfs(tree))
+    given.config = given.config._replace(paths=given.config.paths._replace(sys=tree))
     reconciler = given.again()
     for isolated in ("4-5", "4-5,9", ""):
         (tree / file).write_text(f"{isolated}\n")
@@ -267,14 +270,36 @@ def test_ended_vms_leave_nothing_behind_but_original_masks_of_processes_that_run
     assert reconciler.node_state.unsaved
 
 
-def test_the_configured_annotation_is_used_from_the_start_and_adapters_are_left_as_they_are(
-        given: Given, tmp_path: Path) -> None:
+def test_the_configured_annotation_is_used_from_the_start_and_when_it_changes(tmp_path: Path) -> None:
     config = loading.load(None, {}, {"paths.run": str(tmp_path), "policy.exclusive_annotation": "x/y"})
-    assert Adapters.of(config).kata.exclusive_annotation == "x/y"
-    reconciler = Reconciler(config, acts=False, adapters=given.adapters)
-    assert reconciler.node_state.sources.kata.exclusive_annotation == ""
-    reconciler.node_state.reconfigure(config)
+    reconciler = Reconciler(config, acts=False)
     assert reconciler.node_state.sources.kata.exclusive_annotation == "x/y"
+    reconciler.node_state.reconfigure(config._replace(policy=config.policy._replace(exclusive_annotation="")))
+    assert reconciler.node_state.sources.kata.exclusive_annotation == ""
+
+
+class Finder:
+    def refresh(self, vms: Mapping[SandboxId, Vm], turn: int, wanted: bool) -> set[SandboxId]:
+        return {sandbox("a")}
+
+
+def test_a_finder_of_nics_is_made_when_the_policy_is_near_for_the_first_time(
+        given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, finders = given.reconciler.node_state, list[Finder]()
+    near = given.config._replace(policy=given.config.policy._replace(vhost=ThreadPolicy.NEAR))
+    monkeypatch.setattr(node_state, "features", tuple)
+    state.config = near
+    assert state.moved_nics() == set(), "no feature has a finder"
+
+    def make(proc: Procfs, sys_root: str) -> Finder:
+        finders.append(Finder())
+        return finders[-1]
+
+    monkeypatch.setattr(node_state, "features", lambda: (Feature("made", nic_finder=make),))
+    for config, moved, count in (
+            (given.config, set(), 0), (near, {sandbox("a")}, 1), (given.config, {sandbox("a")}, 1)):
+        state.config = config
+        assert (state.moved_nics(), len(finders)) == (moved, count)
 
 
 @pytest.mark.parametrize(("reported", "event", "scans"), [
