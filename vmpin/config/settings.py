@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from vmpin.errors import ConfigError
 from vmpin.feature import features, present
 from vmpin.named_tuple import NamedTuple
 
+#: Of the placement rules.
+_DEFAULTS = Policy()._asdict()
 
-def _rule(key: str, default: object, help_text: str) -> Any:
-    """A placement rule of `Policy`. YAML reads a bare off as false."""
-    return Setting(default, lambda value: parse_rule(key, "off" if value is False else value), help_text)
+
+def _rule(key: str, help_text: str) -> Any:
+    """A placement rule of `Policy`, with its default there."""
+    return Setting(_DEFAULTS[key], partial(parse_rule, key), help_text)
 
 
 class PathSettings(NamedTuple):
@@ -93,17 +97,17 @@ _ROLE_RULES = "apart, sandbox, shared, housekeeping, off or a CPU list"
 class PolicySettings(NamedTuple):
     """`policy`: the rules of placement (`Config.rules` has them as one value), and which CPUs are exclusive."""
 
-    vcpus: VcpuRule = _rule("vcpus", VcpuRule.AUTO,
-                            "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off")
+    vcpus: VcpuRule = _rule(
+        "vcpus", "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off")
     spare_vcpus: SpareVcpuRule = _rule(
-        "spare_vcpus", SpareVcpuRule.SANDBOX,
+        "spare_vcpus",
         "vCPUs without a CPU of their own, when the sandbox has no shared CPU: sandbox, shared or housekeeping")
-    iothreads: ThreadPolicy | CpuSet = _rule("iothreads", ThreadPolicy.APART, f"QEMU's iothreads: {_ROLE_RULES}")
-    vhost: ThreadPolicy | CpuSet = _rule("vhost", ThreadPolicy.APART, f"vhost workers: {_ROLE_RULES}; or near (those "
-                                         "of apart's CPUs that are on the NUMA node of the VM's NIC)")
-    emulator: ThreadPolicy | CpuSet = _rule("emulator", ThreadPolicy.APART, f"all other VMM threads: {_ROLE_RULES}")
-    virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", ThreadPolicy.APART, f"virtiofsd: {_ROLE_RULES}")
-    shim: ThreadPolicy | CpuSet = _rule("shim", ThreadPolicy.APART, f"the sandbox's Kata shim: {_ROLE_RULES}")
+    iothreads: ThreadPolicy | CpuSet = _rule("iothreads", f"QEMU's iothreads: {_ROLE_RULES}")
+    vhost: ThreadPolicy | CpuSet = _rule("vhost", f"vhost workers: {_ROLE_RULES}; or near (those of apart's CPUs "
+                                         "that are on the NUMA node of the VM's NIC)")
+    emulator: ThreadPolicy | CpuSet = _rule("emulator", f"all other VMM threads: {_ROLE_RULES}")
+    virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", f"virtiofsd: {_ROLE_RULES}")
+    shim: ThreadPolicy | CpuSet = _rule("shim", f"the sandbox's Kata shim: {_ROLE_RULES}")
     exclusive_annotation: str = setting("", values.token,
                                         "annotation that declares whether a container's CPUs are exclusive (true or "
                                         "false); unset: none is read, as a pod's author could claim CPUs that way")

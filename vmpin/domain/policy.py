@@ -64,8 +64,7 @@ class Policy(NamedTuple):
         for key, value in values.items():
             if key not in cls._fields:
                 raise ValueError(f"unknown policy {key!r:.80} (known: {', '.join(sorted(cls._fields))})")
-            # YAML reads a bare off as false.
-            rules[key] = parse_rule(key, "off" if value is False else value)
+            rules[key] = parse_rule(key, value)
         return cls(**rules)  # type: ignore[arg-type]
 
     def as_text(self) -> dict[str, str]:
@@ -79,6 +78,7 @@ _RULES: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {
 
 def parse_rule(key: str, value: object) -> VcpuRule | SpareVcpuRule | ThreadPolicy | CpuSet:
     """Parse one policy value; a parsed one is returned unchanged. :raises ValueError: with the valid values."""
+    value = "off" if value is False else value  # YAML reads a bare off as false
     rules = _RULES.get(key, ThreadPolicy)
     names = [rule for rule in rules if rule is not ThreadPolicy.NEAR or key == "vhost"]
     if str(value) in names:

@@ -145,7 +145,7 @@ class _Reader(ScenarioValues):
         rules = self.mapping({} if value is None else value, "policy", Policy._fields)
         for key, text in rules.items():
             try:
-                rule = parse_rule(key, "off" if text is False else text)
+                rule = parse_rule(key, text)
             except ValueError as err:
                 raise self.wrong("policy", str(err)) from err
             if isinstance(rule, CpuSet):
