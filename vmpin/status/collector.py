@@ -22,7 +22,7 @@ from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.install.own_version import installed_version
 from vmpin.named_tuple import NamedTuple
-from vmpin.pinning.apply import Outcome, Result
+from vmpin.pinning.apply import Outcome, Result, shared_cpuset
 from vmpin.pinning.original_mask_store import FreeThread
 from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.ownership import find_collisions
@@ -196,27 +196,23 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
 def visited(view: NodeView,
             listing: Iterable[SandboxState]) -> Iterator[tuple[SandboxState, Vm | None, list[ThreadStatus]]]:
     """Yield each sandbox of a listing that still exists at its turn, as it is then, with its VM and its threads."""
-    masks: dict[frozenset[int], CpuSet] = {}
     for listed in listing:
         sandbox = view.sandboxes.get(listed.id)
         if sandbox is not None:
             vm = view.vms.get(sandbox.id)
-            yield sandbox, vm, [] if vm is None else threads_of(view, vm, masks)
+            yield sandbox, vm, [] if vm is None else threads_of(view, vm)
 
 
-def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[ThreadStatus]:
-    """A VM's threads with their current masks. :param masks: cache of equal sets, filled here for the next VM."""
+def threads_of(view: NodeView, vm: Vm) -> list[ThreadStatus]:
+    """A VM's threads with their current masks."""
     placement = view.placements.get(vm.sandbox)
     limits: dict[Path, CpuSet] = {}
     threads = []
     for thread in vm.threads():
         try:
-            mask = frozenset(os.sched_getaffinity(thread.id.tid))
+            actual = shared_cpuset(frozenset(os.sched_getaffinity(thread.id.tid)))
         except ProcessLookupError:
             continue
-        actual = masks.get(mask)
-        if actual is None:
-            actual = masks[mask] = CpuSet(mask)
         wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
         limit = None if wanted is None or wanted == actual else _limit(view.cgroups, thread, limits)
         threads.append(ThreadStatus(thread, wanted, actual, limit))

@@ -86,7 +86,7 @@ def test_a_mask_that_another_program_narrowed_is_repaired_and_no_cgroup_is_the_c
         evidence.remembers = remembers
         evidence.written(vm.sandbox)
         node.move(vm, node.here)
-        (seen,) = threads_of(node.reconciler.view, vm, {})
+        (seen,) = threads_of(node.reconciler.view, vm)
         assert (seen.ok, seen.less) == (False, False)
         node.node_state.pinner.recheck(vm.sandbox)
         assert node.repair(vm) == 1

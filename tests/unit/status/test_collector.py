@@ -33,7 +33,7 @@ def entries(machine: Machine, **more: object) -> dict[str, dict[str, object]]:
 
 def threads(machine: Machine, name: str) -> list[ThreadStatus]:
     view = machine.reconciler.view
-    return collector.threads_of(view, view.vms[sandbox(name)], {})
+    return collector.threads_of(view, view.vms[sandbox(name)])
 
 
 def test_masks_are_read_back_and_not_remembered(machine: Machine) -> None:
