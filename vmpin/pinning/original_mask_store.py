@@ -24,15 +24,30 @@ from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)
 
+#: How often a sandbox's threads are listed at most while their masks are restored.
+LISTINGS = 100
+#: Threads, each with the main thread of its process.
+Threads = Iterable[tuple[VmThread, ThreadId]]
+
+
+class FreeThread(SetAffinity):
+    """Let a thread run on all CPUs, because its original mask is unknown."""
+
+    def describe(self) -> str:
+        return (f"sandbox {self.sandbox}: let {self._described()} run on all CPUs that its cgroup allows, was "
+                f"{self.was or 'none'}: its original mask is not known")
+
 
 class OriginalMaskStore:
     """Original masks by sandbox (`masks`).
+    :param cgroups: for the CPUs that a thread's cgroup allows.
     :param saved: the masks in the state file.
     :param lost: whether vmpin may have set masks since the machine booted without a record of the original ones.
     `records`: whether the masks of new processes are recorded as original; False while vmpin only restores masks."""
 
-    def __init__(self, proc: Procfs, saved: Mapping[SandboxId, OriginalMasks], lost: bool = False) -> None:
-        self.proc = proc
+    def __init__(self, proc: Procfs, cgroups: Cgroups, saved: Mapping[SandboxId, OriginalMasks],
+                 lost: bool = False) -> None:
+        self.proc, self.cgroups = proc, cgroups
         self.masks = dict(saved)
         self.records = True
         #: Processes started at or before this time (clock ticks since boot) may have masks set by vmpin; -1: none.
@@ -60,14 +75,6 @@ class OriginalMaskStore:
         masks = self.masks.get(sandbox, OriginalMasks()).processes.get(main)
         return self.predates_record(main) if masks is None else not masks.main
 
-    def to_restore(self, sandbox: SandboxId, mains: Iterable[ThreadId]) -> OriginalMasks | None:
-        """Return a sandbox's original masks, after recording as unknown those of `mains` that cannot be known; None if
-        there is nothing to restore."""
-        for main in filter(self.predates_record, mains):
-            before = self.masks.get(sandbox, OriginalMasks())
-            self._replace(sandbox, before, before.with_unknown(main))
-        return self.masks.get(sandbox)
-
     def _replace(self, sandbox: SandboxId, before: OriginalMasks, masks: OriginalMasks) -> bool:
         """Keep a sandbox's masks. :returns: whether they differ from those before."""
         if masks is before:
@@ -75,11 +82,6 @@ class OriginalMaskStore:
         self.masks[sandbox] = masks
         self.unsaved = True
         return True
-
-    def forget_restored(self, sandbox: SandboxId) -> None:
-        """Forget a sandbox's masks after they were restored."""
-        restored = self.masks.pop(sandbox).processes
-        self._restored.update(main for main in restored if main.starttime <= self._lost_until)
 
     def record(self, vm: Vm, observed: Iterable[Observed]) -> None:
         """Record the current masks of a VM's new processes as original."""
@@ -135,40 +137,21 @@ class OriginalMaskStore:
         masks = before.with_process(main.id, [(main, original)]) if original else before.with_unknown(main.id)
         return original if self._replace(sandbox, before, masks) else None
 
+    # Restoring
 
-#: How often a sandbox's threads are listed at most while their masks are restored.
-LISTINGS = 100
-#: Threads, each with the main thread of its process.
-Threads = Iterable[tuple[VmThread, ThreadId]]
-
-
-class FreeThread(SetAffinity):
-    """Let a thread run on all CPUs, because its original mask is unknown."""
-
-    def describe(self) -> str:
-        return (f"sandbox {self.sandbox}: let {self._described()} run on all CPUs that its cgroup allows, was "
-                f"{self.was or 'none'}: its original mask is not known")
-
-
-class Restoration:
-    """Restores masks from `originals`, and removes restored ones from it.
-    :param listings: how often threads are listed at most.
-    :param cgroups: for the CPUs that a thread's cgroup allows."""
-
-    def __init__(self, proc: Procfs, cgroups: Cgroups, originals: OriginalMaskStore, listings: int = LISTINGS) -> None:
-        self.proc, self.cgroups = proc, cgroups
-        self.originals, self.listings = originals, listings
-
-    def restore(self, sandbox: SandboxId, threads: Callable[[], Threads], topology: Topology) -> list[Result]:
+    def restore(self, sandbox: SandboxId, threads: Callable[[], Threads], topology: Topology,
+                listings: int = LISTINGS) -> list[Result]:
         """Restore the original masks of a sandbox's threads, and forget them unless one was refused.
         :param threads: lists the current threads, each with its process. It is called until there are no new threads:
             a thread created meanwhile may have inherited a mask that was not restored yet."""
         results: list[Result] = []
         seen, retried = set[ThreadId](), set[ThreadId]()
-        for turn in range(self.listings):
+        for turn in range(listings):
             listed = list(threads())
-            masks = self.originals.to_restore(sandbox, {main for _, main in listed})
-            if masks is None:
+            before = self.masks.get(sandbox, OriginalMasks())
+            masks = self._with_unknown(before, listed)
+            self._replace(sandbox, before, masks)
+            if sandbox not in self.masks:
                 return []
             listed = self._with_astray(masks, listed)
             new = [(thread, main) for thread, main in listed if thread.id not in seen]
@@ -187,19 +170,24 @@ class Restoration:
             logger.warning("not all masks restored sandbox=%s: it creates threads faster; unpin it again", sandbox)
             return results
         if not any(result.outcome is Outcome.REFUSED for result in results):
-            self.originals.forget_restored(sandbox)
+            restored = self.masks.pop(sandbox).processes
+            self._restored.update(main for main in restored if main.starttime <= self._lost_until)
         return results
 
-    def plan(self, sandbox: SandboxId, threads: Threads, topology: Topology) -> tuple[SetAffinity, ...]:
+    def restoring(self, sandbox: SandboxId, threads: Threads, topology: Topology) -> tuple[SetAffinity, ...]:
         """Return the operations with which `restore` would change masks of these threads.
         :param threads: the current threads, each with its process."""
         listed = list(threads)
-        masks = self.originals.masks.get(sandbox, OriginalMasks())
-        for main in filter(self.originals.predates_record, {main for _, main in listed}):
-            masks = masks.with_unknown(main)
+        masks = self._with_unknown(self.masks.get(sandbox, OriginalMasks()), listed)
         listed = self._with_astray(masks, listed)
         return ordered(operation for operation in _restoring(sandbox, masks, listed, topology)
                        if self._changes(operation, topology))
+
+    def _with_unknown(self, masks: OriginalMasks, threads: Threads) -> OriginalMasks:
+        """Add as unknown the original masks of the threads' processes that cannot be known."""
+        for main in filter(self.predates_record, {main for _, main in threads}):
+            masks = masks.with_unknown(main)
+        return masks
 
     def _changes(self, operation: SetAffinity, topology: Topology) -> bool:
         """Whether an operation changes the thread's mask, considering that its cgroup trims the new mask."""

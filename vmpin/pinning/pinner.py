@@ -55,7 +55,7 @@ class VmMasks:
 
 
 class Pinner:
-    """Sets the masks of all VMs' threads. Only `restoration` sets others, when it restores original masks."""
+    """Sets the masks of all VMs' threads. Only `OriginalMaskStore.restore` sets others."""
 
     def __init__(self, proc: Procfs, cgroups: Cgroups, originals: OriginalMaskStore,
                  drift_tracker: DriftTracker) -> None:

@@ -135,11 +135,11 @@ def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
     from vmpin.sources.nri import translation  # not at the top: a starting watcher's first pass has no events
 
     touched: set[SandboxId] = set()
-    lost, nri = False, node_state.nri_input
+    lost = False
     for event in events:
         try:
-            changes = translation.events_of(nri.reports.take(event), node_state.state, node_state.proc,
-                                            node_state.config.policy.exclusive_annotation, nri.processes)
+            changes = translation.events_of(node_state.nri_reports.take(event), node_state.state, node_state.proc,
+                                            node_state.config.policy.exclusive_annotation, node_state.nri_processes)
         except OSError as err:  # out of descriptors, for instance; the other events are applied
             logger.error("NRI event not applied, everything is listed again: %s", err)
             lost = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from vmpin import log
@@ -38,7 +38,6 @@ from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.pinner import Pinner
 from vmpin.placement.ownership import Node
 from vmpin.reconcile.kept_topology import KeptTopology
-from vmpin.reconcile.nri_input import NriInput
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.pod_lookup import PodLookup
 from vmpin.reconcile.runtime_waits import FirstList, RuntimeRequests
@@ -60,6 +59,8 @@ if TYPE_CHECKING:
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Ownership
     from vmpin.runtime.kata import KataSandbox
+    from vmpin.sources.nri.nri_reports import NriCpusetReports
+    from vmpin.sources.nri.processes import NriProcesses
     from vmpin.vmm.recognition import Impostor
     from vmpin.vmm.virtual_machine import Process
 
@@ -127,7 +128,7 @@ class NodeState:
         if lost and acts:
             logger.warning("the record of the original masks was lost: threads that run already may have masks of "
                            "vmpin's; `vmpin unpin` will give them all CPUs that their cgroup allows")
-        self.original_masks = OriginalMaskStore(self.proc, saved.originals, lost)
+        self.original_masks = OriginalMaskStore(self.proc, self.cgroups, saved.originals, lost)
         self.originals: Mapping[SandboxId, OriginalMasks] = self.original_masks.masks
         self.pinner = Pinner(self.proc, self.cgroups, self.original_masks, self.drift_tracker)
         #: Counts of each sandbox's new threads, counted up by the placement-latency book.
@@ -138,7 +139,31 @@ class NodeState:
         #: Whether the state file lacks reports that the runtime's next list repeats.
         self.reports_changed = False
         self._sets = False  #: Whether this process has set a mask.
-        self.nri_input = NriInput(self.proc)
+
+    # What the runtime reports over NRI: loading these would take 3 ms of a starting watcher's first pass.
+
+    @cached_property
+    def nri_reports(self) -> NriCpusetReports:
+        """The CPUs of containers as the runtime has reported them."""
+        from vmpin.sources.nri.nri_reports import NriCpusetReports
+
+        return NriCpusetReports()
+
+    @cached_property
+    def nri_processes(self) -> NriProcesses:
+        """The processes whose pids the runtime has reported."""
+        from vmpin.sources.nri.processes import NriProcesses
+
+        return NriProcesses(self.proc, later=True)
+
+    def look_up_processes(self) -> None:
+        """Look up the reported processes of containers that no event needed."""
+        if "nri_processes" not in vars(self):
+            return
+        try:
+            self.apply_events(self.nri_processes.postponed(self.state), listed=True)
+        except OSError as err:  # out of descriptors, for instance
+            logger.error("containers' processes not looked up, the next resync goes on: %s", err)
 
     @property
     def node(self) -> Node:
@@ -177,7 +202,7 @@ class NodeState:
 
     @property
     def announced(self) -> Mapping[ContainerId, CpuSet]:
-        return self.nri_input.reports.cpus
+        return self.nri_reports.cpus
 
     @property
     def nri_listed(self) -> bool:
@@ -409,7 +434,7 @@ class NodeState:
         if (not self.sources.nri or state is None or not state.pod_by_nri or state.live()
                 or self.has_vm(sandbox) or sandbox in self.helped()):
             return False
-        process = self.nri_input.processes.unrecognized(sandbox)
+        process = self.nri_processes.unrecognized(sandbox)
         return process is None or not self.runs(process)
 
     def may_get_vm(self, sandbox: SandboxId) -> bool:

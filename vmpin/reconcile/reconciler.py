@@ -23,7 +23,6 @@ from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome, Result
-from vmpin.pinning.original_mask_store import Restoration
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.placement.ownership import is_counted
 from vmpin.reconcile.node_state import NodeState
@@ -59,7 +58,6 @@ class Reconciler:
         self._failures = Failures(self.node_state.pinner.recheck)
         #: Excluded sandboxes (`watch.only`) that still have masks of vmpin's; each is logged once.
         self._not_restored: set[SandboxId] = set()
-        self._restoration = Restoration(self.node_state.proc, self.node_state.cgroups, self.node_state.original_masks)
 
     @property
     def view(self) -> NodeView:
@@ -76,7 +74,7 @@ class Reconciler:
         if node_state.first_list.overdue():
             node_state.placement_cache.dirty.update(node_state.sandboxes)
         node_state.observe_ownership()
-        node_state.apply_events(node_state.nri_input.postponed(node_state.state), listed=True)
+        node_state.look_up_processes()
         node_state.sources.online = node_state.node.online
         node_state.sources.read()
         self._scan(full)
@@ -265,7 +263,8 @@ class Reconciler:
         node_state.placement_cache.placements.pop(sandbox, None)
         results: list[Result] = []
         try:
-            results = self._restoration.restore(sandbox, partial(self._owned, sandbox), node_state.node.topology)
+            results = node_state.original_masks.restore(
+                sandbox, partial(self._owned, sandbox), node_state.node.topology)
         except Exception as err:
             self._failures.record(sandbox, err)
         node_state.pinner.forget(sandbox)
@@ -296,7 +295,8 @@ class Reconciler:
         operations: list[SetAffinity] = []
         for sandbox in sandboxes:
             try:
-                operations += self._restoration.plan(sandbox, self._owned(sandbox), self.node_state.node.topology)
+                operations += self.node_state.original_masks.restoring(
+                    sandbox, self._owned(sandbox), self.node_state.node.topology)
             except Exception as err:
                 self._failures.record(sandbox, err)
         return operations

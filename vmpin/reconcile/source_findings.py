@@ -56,10 +56,9 @@ class SourceDisagreements:
         :param now: CLOCK_MONOTONIC in seconds.
         :param nri: whether the runtime has listed its containers over NRI."""
         now = time.monotonic() if now is None else now
-        before, self._since = self._since, {}
-        for sandbox, texts in self._compare(state, rulings, online, nri):
-            for container, text in texts.items():
-                self._since[sandbox.id, container, text] = before.get((sandbox.id, container, text), now)
+        differing = [(sandbox.id, container, text) for sandbox, texts in self._compare(state, rulings, online, nri)
+                     for container, text in texts.items()]
+        self._since = {difference: self._since.get(difference, now) for difference in differing}
         lasting = {(name, container): text for (name, container, text), since in self._since.items()
                    if now - since >= resync_seconds}
         for (name, container), text in lasting.items():
@@ -144,10 +143,9 @@ class AuthorityRivals:
         against = [state, rulings, online, *(ruling.assignments for ruling in listing)]
         if len(against) != len(self._against) or any(map(is_not, against, self._against)):
             self._against, self._rivals = against, rivals(listing, rulings, state.sandboxes.values(), online)
-        before, logged, self._since = self._since, set(self.lasting), {}
-        for rival in self._rivals:
-            if patience or Rank.OBSERVED.label not in rival.authorities:
-                self._since[rival] = before.get(rival, now)
+        logged = set(self.lasting)
+        self._since = {rival: self._since.get(rival, now) for rival in self._rivals
+                       if patience or Rank.OBSERVED.label not in rival.authorities}
         self.lasting = [rival for rival, since in self._since.items() if now - since >= patience]
         for rival in self.lasting if patience else ():
             if rival not in logged:

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 64 << 20
 #: The mode of a file that may lack original masks, because a later one could not be written.
 _BEHIND = 0o400
-#: What a file of another boot has.
-_OTHER_BOOT = SavedState()
+#: What a file of another boot has; and one that is missing, damaged or unreadable.
+_OTHER_BOOT, _UNREAD = SavedState(), SavedState()
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -58,19 +58,19 @@ class StateStore:
     def load(self, set_aside: bool) -> SavedState:
         """The state as saved last, with the notes since. :param set_aside: whether to rename a damaged file."""
         behind = _is_behind(self._state) or _is_behind(self._originals)  # before a damaged one is set aside
-        kept, trouble = load_kept(self._state, self._boot_id, set_aside)
+        kept, trouble = load(self._state, self._boot_id, set_aside)
         troubles = [trouble]
         self.lost = behind and kept is not _OTHER_BOOT
-        if kept is None or self.lost:
-            copy, trouble = load_kept(self._originals, self._boot_id, set_aside)
+        if kept is _UNREAD or self.lost:
+            copy, trouble = load(self._originals, self._boot_id, set_aside)
             troubles.append(trouble)
-            self.lost = self.lost or copy is None
-            if copy is not None:  # it is written first
-                kept = (kept or SavedState())._replace(originals=copy.originals)
+            self.lost = self.lost or copy is _UNREAD
+            if copy is not _UNREAD:  # it is written first
+                kept = kept._replace(originals=copy.originals)
         for trouble in filter(None, troubles):
             logger.warning("%s", trouble)
         self.damage = "; ".join(filter(None, troubles))
-        return with_notes(self._notes, self._boot_id, kept or SavedState())
+        return with_notes(self._notes, self._boot_id, kept)
 
     def save(self, kept: SavedState) -> bool:
         """Replace the state file, and remove the notes, which it contains. :returns: False if that failed."""
@@ -187,16 +187,9 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
     """Read the file. :returns: its state, and the trouble with it ("" for none): a damaged file counts as empty, as
     does one of another boot.
     :param set_aside: whether to rename a damaged file to `NAME.bad`; only while the lock is held."""
-    kept, trouble = load_kept(path, boot_id, set_aside)
-    return kept or SavedState(), trouble
-
-
-def load_kept(path: Path, boot_id: str, set_aside: bool) -> tuple[SavedState | None, str]:
-    """`load`, but with None for a file that is missing, damaged or unreadable, so that `StateStore` reads its second
-    file; one of another boot is empty."""
     raw, trouble = read_kept(path, MAX_BYTES)
     if raw is None:
-        return None, trouble
+        return _UNREAD, trouble
     try:
         body = unsealed(raw, VERSION)
         if body["boot_id"] != boot_id:
@@ -205,7 +198,7 @@ def load_kept(path: Path, boot_id: str, set_aside: bool) -> tuple[SavedState | N
         now = boottime.now()
         return unpack(body, lambda kept: max(0, min(now, kept))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        return None, set_file_aside(path, err, set_aside)
+        return _UNREAD, set_file_aside(path, err, set_aside)
 
 
 # Any file that is kept in the run directory

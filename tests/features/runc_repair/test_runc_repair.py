@@ -90,7 +90,7 @@ class Drifted:
     def drift(self, *names: str, handler: str = "") -> None:
         drift(self.node_state, *names, handler=handler)
         for made in listed(*names):
-            self.node_state.nri_input.reports.take(ContainerEvent(Verb.POST_CREATE, None, made, 1))
+            self.node_state.nri_reports.take(ContainerEvent(Verb.POST_CREATE, None, made, 1))
             self.listed[made.id] = made
 
     def look(self, times: int = 1) -> None:

@@ -21,7 +21,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.lock import Lock, note_use, of_another
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.pinning.original_mask_store import LISTINGS, FreeThread, OriginalMaskStore, Restoration
+from vmpin.pinning.original_mask_store import LISTINGS, FreeThread, OriginalMaskStore
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.collector import unpinned
@@ -67,7 +67,7 @@ class Pool:
         self.workers = workers
         workers.append(Worker())
         os.sched_setaffinity(workers[0].tid, self.here.frozen())
-        self.originals = OriginalMaskStore(Procfs(), {
+        self.originals = OriginalMaskStore(Procfs(), Cgroups(), {
             A: OriginalMasks().with_process(self.main.id, [(self.main, self.had)])})
         #: How many workers come right after a listing.
         self.to_come = 0
@@ -85,7 +85,7 @@ class Pool:
         return found
 
     def restore(self, listings: int = LISTINGS) -> None:
-        Restoration(Procfs(), Cgroups(), self.originals, listings).restore(A, self.listing, Sysfs().topology())
+        self.originals.restore(A, self.listing, Sysfs().topology(), listings)
 
     def masks(self) -> set[CpuSet]:
         return {worker.mask() for worker in self.workers}
