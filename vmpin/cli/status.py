@@ -22,7 +22,7 @@ from vmpin.cli.this_program import about_this_node
 from vmpin.cli.verbs import (
     Verbs,
     direct_flag,
-    only_namespace_flag,
+    namespace_flag,
     output_flag,
     sandbox_argument,
     usable_config,
@@ -68,7 +68,7 @@ def add_parser(verbs: Verbs) -> None:
     sandbox_argument(parser, "only this one, or with * ? [ ] all of these names")
     parser.add_argument("--explain", action="store_true", help=about_this_node(
         "explain in sentences why each thread of SANDBOX, or of its CONTAINER (POD/CONTAINER), has its CPUs"))
-    only_namespace_flag(parser)
+    namespace_flag(parser, only=True)
     parser.add_argument("-A", "--all-namespaces", action="store_const", dest="namespace", const="",
                         help="the pods of every namespace (the default)")
     parser.add_argument("--problems", action="store_true", help=about_this_node(

@@ -285,15 +285,10 @@ def sandbox_argument(parser: argparse.ArgumentParser, use: str) -> None:
         f"{use}: POD, NAMESPACE/POD, or the first digits of its id"))
 
 
-def namespace_flag(parser: argparse.ArgumentParser) -> None:
-    """The option -n of a verb with the argument SANDBOX."""
-    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="",
-                        help=about_this_node("the namespace of the pod"))
-
-
-def only_namespace_flag(parser: argparse.ArgumentParser) -> None:
-    """The option -n of a verb that shows the pods of a namespace."""
-    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this namespace")
+def namespace_flag(parser: argparse.ArgumentParser, only: bool = False) -> None:
+    """The option -n of a verb with the argument SANDBOX. :param only: of one that shows the pods of a namespace."""
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help=(
+        "only the pods of this namespace" if only else about_this_node("the namespace of the pod")))
 
 
 def direct_flag(parser: argparse.ArgumentParser) -> None:

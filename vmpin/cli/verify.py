@@ -13,7 +13,7 @@ from vmpin.cli.verbs import (
     Verbs,
     answering,
     direct_flag,
-    only_namespace_flag,
+    namespace_flag,
     output_flag,
     sandbox_argument,
     usable_config,
@@ -63,7 +63,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 if not)", run,
                   about=_ABOUT, epilog=_EXITS)
     sandbox_argument(parser, "only this one")
-    only_namespace_flag(parser)
+    namespace_flag(parser, only=True)
     direct_flag(parser)
     watch_flag(parser)
     output_flag(parser, ("text", "json"))

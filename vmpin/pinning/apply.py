@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import groupby
+from operator import attrgetter
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import named
@@ -59,7 +60,7 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
     results = []
     done, trimmed = Outcome.DONE, Outcome.TRIMMED
     debug = logger.isEnabledFor(logging.DEBUG)
-    for _, group in groupby(operations, key=_process):
+    for _, group in groupby(operations, key=attrgetter("thread.pid")):
         together = list(group)
         masks = affinity.pin_threads(proc, [(thread, cpus) for _, thread, cpus, _ in together])
         for operation, got in zip(together, masks, strict=True):
@@ -71,10 +72,6 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
             if debug:
                 _log(results[-1])
     return results
-
-
-def _process(operation: SetAffinity) -> int:
-    return operation.thread.pid
 
 
 def _failed(operation: SetAffinity, err: AffinityError) -> Result:

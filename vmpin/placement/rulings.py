@@ -142,9 +142,6 @@ def _follows_pool(sandbox: SandboxState, rulings: Rulings, moved: CpuSet) -> boo
     stronger ruling decides on it. (The ledger's pool changes with each grant.)"""
     uid = uid_of(sandbox.pod)
     return any(not record.container.cpuset.isdisjoint(moved)
-               and _by_pool_alone(rulings.deciding(uid, record.container)[0])
+               and ((ruling := rulings.deciding(uid, record.container)[0]) is None
+                    or ruling.authority == Rank.POOL.label)
                for record in sandbox.containers.values() if record.container.cpuset)
-
-
-def _by_pool_alone(ruling: Ruling | None) -> bool:
-    return ruling is None or ruling.authority == Rank.POOL.label

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmpin.cli.control_client import Document, status_document
 from vmpin.cli.output import print_data, print_styled
-from vmpin.cli.verbs import Verbs, direct_flag, only_namespace_flag, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, direct_flag, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.domain.terminal import printable
 from vmpin.feature import features, inspect_vms, present
 from vmpin.features.map.node_map import Picture, picture
@@ -36,7 +36,7 @@ examples:
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", run, about=_ABOUT,
                   epilog=_EXAMPLES)
-    only_namespace_flag(parser)
+    namespace_flag(parser, only=True)
     direct_flag(parser)
     watch_flag(parser)
     output_flag(parser, ("text", "json"))
