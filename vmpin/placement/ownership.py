@@ -57,13 +57,10 @@ class CpuClaims(NamedTuple):
         groups: list[tuple[tuple[ContainerId, ...], CpuSet]] = []
         for container, cpus in self.exclusive:
             joined = [group for group in groups if not group[1].isdisjoint(cpus)]
-            if not joined:
-                groups.append(((container,), cpus))
-                continue
-            members = tuple(member for others, _ in joined for member in others)
-            union_of_all = ((*members, container), union([cpus, *(group for _, group in joined)]))
-            groups = [union_of_all if group is joined[0] else group for group in groups
-                      if group is joined[0] or group not in joined]
+            place = groups.index(joined[0]) if joined else len(groups)
+            groups = [group for group in groups if group not in joined]
+            groups.insert(place, ((*(member for members, _ in joined for member in members), container),
+                                  union((cpus, *(others for _, others in joined)))))
         return tuple(groups)
 
 
