@@ -40,7 +40,7 @@ class FirstList:
                  in_files: Callable[[SandboxId], bool] = lambda sandbox: False, saved: bool = False) -> None:
         self.awaited = awaited
         self._known, self._in_files, self._saved = known, in_files, saved
-        #: The end of the longest wait (monotonic, s); None before `connect`.
+        #: The end of the longest wait (monotonic, s); None before `connect`, which a command never calls.
         self._until: float | None = None
         #: Until when the last list is complete (monotonic, s): without end while the connection is up.
         self._complete_until = 0.0
@@ -77,11 +77,6 @@ class FirstList:
         """Note that the runtime reports nothing until its next list."""
         self._complete_until = min(self._complete_until, time.monotonic() + AWAITED_FOR)
 
-    @property
-    def _connects(self) -> bool:
-        """Whether this process connects to the runtime: a watcher does, a command does not."""
-        return self._until is not None
-
     def _end_wait(self) -> bool:
         awaited, self.awaited = self.awaited, False
         return awaited
@@ -99,11 +94,11 @@ class FirstList:
         :param state: the sandbox as reported by the sources."""
         if not self.awaited or sandbox in self._known or self._in_files(sandbox):
             return False
-        return self._connects or state is None or not any(map(is_counted, state.live()))
+        return self._until is not None or state is None or not any(map(is_counted, state.live()))
 
     def waits(self, sandbox: SandboxId) -> str:
         """`WAITS` if a sandbox's containers may have other CPUs than known, "" otherwise."""
-        return WAITS if self.awaited and self._connects and not self._in_files(sandbox) else ""
+        return WAITS if self.awaited and self._until is not None and not self._in_files(sandbox) else ""
 
 
 class RuntimeRequests:
