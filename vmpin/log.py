@@ -19,17 +19,24 @@ import json
 import logging
 import os
 import re
+import select
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, wraps
 from threading import get_ident
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+
+#: Characters written at once: at most 4096 bytes (PIPE_BUF), for which poll(2) promises room in a pipe (pipe(7)).
+_PART = 1024
+#: Milliseconds for a reader that is slow, as in a burst of lines.
+_PATIENCE = 100
 
 _numbers = itertools.count(1)
 #: The current number, 0 for none, and the thread that it is of: lines of other threads have none.
@@ -222,9 +229,44 @@ class _Json(logging.Formatter):
                            **({"traceback": self.formatException(record.exc_info)} if record.exc_info else {})})
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to standard error while somebody reads it. Where its pipe or socket stays full, as while containerd or
+    journald hangs, lines are dropped, and counted in the next one: a write would wait, and the whole watcher with it,
+    the answers to the runtime included."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._lost, self._cut = 0, False
+        self._poll: select.poll | None = None
+        with suppress(AttributeError, OSError, ValueError):  # it is closed, or no file
+            poll = select.poll()
+            poll.register(sys.stderr, select.POLLOUT)
+            self._poll = poll
+
+    def _has_room(self) -> bool:
+        return self._poll is None or bool(self._poll.poll(0 if self._lost else _PATIENCE))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._lost and self._has_room():
+            lost, self._lost = self._lost, 0
+            self.emit(logging.makeLogRecord({"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING",
+                                             "msg": "lines lost=%d: standard error was not read", "args": (lost,)}))
+        try:
+            text = "\n" * self._cut + self.format(record) + self.terminator
+            for at in range(0, len(text), _PART):
+                if not self._has_room():
+                    self._lost, self._cut = self._lost + 1, self._cut or at > 0
+                    return
+                self.stream.write(text[at:at + _PART])
+                self.flush()
+            self._cut = False
+        except Exception:
+            self.handleError(record)
+
+
 def setup(level: str, as_json: bool = False) -> None:
     """Log to standard error; :param level: debug, info, warning or error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     if as_json:
         handler.setFormatter(_Json())
     elif "JOURNAL_STREAM" in os.environ:

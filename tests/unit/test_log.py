@@ -6,7 +6,12 @@ import ast
 import io
 import json
 import logging
+import os
 import re
+import select
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -223,3 +228,44 @@ def test_the_place_of_an_error_is_the_last_one() -> None:
     with pytest.raises(ValueError) as raised:
         json.loads("{")
     assert re.fullmatch(r"decoder\.py:\d+", log.raised_at(raised.value))
+
+
+#: Logs more than any pipe holds, then waits for a line of input, and logs once more.
+_LOGS = """
+import logging, sys
+from vmpin import log
+log.setup("info")
+logger = logging.getLogger("vmpin.x")
+for number in range(1000):
+    logger.info("%s", "x" * int(sys.argv[1]))
+print("logged", flush=True)
+input()
+logger.info("after")
+"""
+
+
+@pytest.mark.parametrize("length", [500, 5000])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_standard_error_that_nobody_reads_holds_nothing_up(kind: str, length: int) -> None:
+    """A container's pipe is read by containerd, a service's socket by journald; both may hang."""
+    ours, theirs = (end.detach() for end in socket.socketpair()) if kind == "socket" else os.pipe()
+    with subprocess.Popen([sys.executable, "-c", _LOGS, str(length)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=theirs, text=True) as process, open(ours, "rb") as end:
+        os.close(theirs)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if not select.select([process.stdout], [], [], 120)[0]:
+            process.kill()
+            pytest.fail("it waits for a reader")
+        read = bytearray()
+        while select.select([end], [], [], 0)[0]:
+            read += os.read(ours, 65536)
+        process.stdin.write("\n")
+        process.stdin.close()
+        read += end.read()
+    lines = read.decode().splitlines()
+    whole = [line for line in lines if line.endswith("x" * length)]
+    assert 0 < len(whole) < 1000
+    assert lines[-1].endswith("INFO    after")
+    assert lines[-2].endswith(f"WARNING lines lost={1000 - len(whole)}: standard error was not read")
+    assert len(lines) - len(whole) <= 3, "at most one is cut"
