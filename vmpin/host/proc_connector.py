@@ -204,7 +204,9 @@ class ProcConnector:
         deadline = time.monotonic() + self._patience
         while True:
             left = deadline - time.monotonic()
-            select.select([self._socket], [], [], max(0.0, left))
+            poll = select.poll()  # select(2) takes no descriptor from 1024 on, and each guest has one
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(1000 * max(0.0, left))
             if any(isinstance(event, Fork) and event.process == own for event in self.read(_ALL)[0]):
                 return True
             if left <= 0:  # only now: the event may have arrived while this thread was stopped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -164,6 +165,25 @@ def test_a_message_of_another_sender_than_the_kernel_is_dropped(connector: ProcC
         found = until(connector, lambda events: any(isinstance(each, Exec) and each.process == child.pid
                                                     for each in events))
     assert Exec(28529444207409, 1) not in found
+
+
+def test_it_opens_beside_a_thousand_other_descriptors(connector: ProcConnector) -> None:
+    """Each guest's connection has one."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 2048:
+        lacking("needs a hard limit of 2048 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 2048), most))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1024:
+            opened.append(os.dup(opened[0]))
+        made = ProcConnector()
+        assert made.fd > 1024
+        made.close()
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def test_leaving_is_sent_once(connector: ProcConnector) -> None:
