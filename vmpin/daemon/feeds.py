@@ -61,6 +61,7 @@ class NriFeed:
         self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
         self.plugin: NriPlugin | None = None
+        self._plugins: list[NriPlugin] = []
         self._requested: dict[str, float] = {}  #: When a list was requested last, by purpose (time.monotonic()).
         #: The list that is to be requested for lost events, and when the last one was (loop.time()).
         self._relist: asyncio.TimerHandle | None = None
@@ -85,19 +86,17 @@ class NriFeed:
         started = nri.from_environment(self._new_queue(loop), on_end, decider=self._decider,
                                        can_wait=self._can_wait) if started_by_runtime else None
         self.plugin = started or self._connecting(loop, "vmpin")
-        plugins = [self.plugin]
+        self._plugins = [self.plugin]
         self.state = "waits for the runtime's list"
         self.plugin.start()
         try:
             if started_by_runtime:
                 await asyncio.sleep(self._timeouts.nri_sync)
-                if not self.plugin.ever_listed:
+                if self.plugin is started and not started.ever_listed:
                     # containerd 1.7 never synchronizes a plugin that it started (containerd/nri#43).
                     logger.info("nri: the runtime that started this plugin has sent no list: connecting to %s for one",
                                 self._config.paths.nri)
-                    self.plugin = self._connecting(loop, "vmpin-sync")
-                    plugins.append(self.plugin)
-                    self.plugin.start()
+                    self._connect_beside()
             await asyncio.Event().wait()
         finally:
             self.plugin = None
@@ -105,7 +104,7 @@ class NriFeed:
             if self._relist is not None:
                 self._relist.cancel()
                 self._relist = None
-            for plugin in plugins:
+            for plugin in self._plugins:
                 plugin.stop()
 
     def _connecting(self, loop: asyncio.AbstractEventLoop, name: str) -> NriPlugin:
@@ -115,6 +114,12 @@ class NriFeed:
 
         return NriPlugin(connect_to(self._config.paths.nri), self._new_queue(loop), name, on_state=self._on_state,
                          decider=self._decider, can_wait=self._can_wait)
+
+    def _connect_beside(self) -> None:
+        """Connect for a list, beside a plugin that the runtime started: that one gets no other."""
+        self.plugin = self._connecting(asyncio.get_running_loop(), "vmpin-sync")
+        self._plugins.append(self.plugin)
+        self.plugin.start()
 
     def request_list(self) -> None:
         """Have the runtime list its containers again, where it can: a new connection begins with that."""
@@ -138,7 +143,11 @@ class NriFeed:
 
     def _list_now(self) -> None:
         self._relist, self._relisted = None, asyncio.get_running_loop().time()
-        self.request_list()
+        if self._decider is None and self.plugin is not None and not self.plugin.can_reconnect and (
+                self._config.paths.nri.exists()):  # two plugins that give out CPUs would contradict each other
+            self._connect_beside()
+        else:
+            self.request_list()
 
     def unread(self) -> set[SandboxId]:
         """The sandboxes of events that wait to be taken."""

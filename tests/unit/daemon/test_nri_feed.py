@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,9 @@ class Fed:
     @property
     def events(self) -> list[NriEvent]:
         return [event for batch in self.batches for event in batch]
+
+    def has_lists(self, count: int) -> bool:
+        return sum(isinstance(event, Synced) for event in self.events) == count
 
     def listen(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -308,6 +312,31 @@ def test_a_plugin_that_the_runtime_started_ends_with_its_connection(
                 await until(lambda: fed.ends)
                 assert fed.ends == 1
                 assert fed.events[-1] == Disconnected()
+
+    asyncio.run(main())
+
+
+def test_a_plugin_that_the_runtime_started_has_another_one_connect_for_lost_events(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed(tmp_path / "nri.sock", timeouts=Timeouts(nri_sync=PATIENCE, nri_lost=0.0))
+    fed.listen()
+
+    def mistaken() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        with started_by_the_runtime(monkeypatch) as first:
+            async with fed.running():
+                await until(lambda: fed.feed.plugin is not None)
+                first.begin([pod()])
+                await until(lambda: fed.batches)
+                for lists in 2, 3:  # the second time by a new connection
+                    fed.during = mistaken
+                    first.state_change(Verb.POST_START, pod(), container("c1"))
+                    second = await asyncio.to_thread(fed.accept)
+                    second.begin([pod()], [container("c1")])
+                    await until(partial(fed.has_lists, lists))
+                assert fed.ends == 0
 
     asyncio.run(main())
 
