@@ -75,3 +75,11 @@ def test_a_socket_answers_while_its_process_listens_however_long_its_path(short:
 
 def test_a_process_without_readable_descriptors_has_no_sockets(tmp_path: Path) -> None:
     assert list(sockets_of(Procfs(tmp_path), 1)) == []
+
+
+def test_of_very_many_descriptors_the_first_are_read(tmp_path: Path) -> None:
+    """A process of any container may have the name of an allocator."""
+    (tmp_path / "7/fd").mkdir(parents=True)
+    for number in range(5000):
+        (tmp_path / f"7/fd/{number}").symlink_to(f"socket:[{number}]")
+    assert len(list(sockets_of(Procfs(tmp_path), 7))) == 4096

@@ -8,15 +8,18 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from vmpin.bounded import MAX_INT64, parse_whole
-from vmpin.host.procfs import Procfs, names_in
+from vmpin.host.procfs import Procfs
 
 #: linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h, include/net/tcp_states.h.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
 _SHOW_VFS, _SHOW_PEER, _VFS, _PEER = 2, 4, 1, 2
 _ESTABLISHED = 1 << 1
+#: A program connects to the runtime at its start; one in any container may have its name and a million descriptors.
+_MOST_FDS = 4096
 _MESSAGE, _ATTRIBUTE, _ENTRY = struct.Struct("=IHHII"), struct.Struct("=HH"), 16
 
 
@@ -67,13 +70,9 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def sockets_of(proc: Procfs, pid: int) -> Iterator[int]:
-    """The inodes of a process's sockets, as far as they can be read."""
-    directory = f"{proc.root}/{pid}/fd"
-    for name in names_in(directory):
-        try:
-            target = os.readlink(f"{directory}/{name}")
-        except OSError:
-            continue
-        number = parse_whole(target.removeprefix("socket:[").removesuffix("]"), MAX_INT64)
-        if number is not None:
-            yield number
+    """The inodes of the sockets among a process's first _MOST_FDS descriptors, as far as they can be read."""
+    with suppress(OSError):
+        for _, target in proc.descriptors(pid, _MOST_FDS):
+            number = parse_whole(target.removeprefix("socket:[").removesuffix("]"), MAX_INT64)
+            if number is not None:
+                yield number
