@@ -82,15 +82,14 @@ def test_where_the_driver_is_registered_no_container_owns_cpus_without_a_claim()
 
 def test_the_driver_is_registered_while_its_socket_is_there(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    authority = files.dra
     path = files.kubelet / "plugins_registry/dra.cpu-reg.sock"
     path.parent.mkdir()
     with listening(path):
-        assert (authority.read(), authority.rules, authority.read()) == (True, True, False)
-        assert authority.assignments(state_of(pod("web", main="2-3"))) is not None
+        assert (files.dra.read(), files.dra.rules, files.dra.read()) == (True, True, False)
+        assert files.dra.assignments(state_of(pod("web", main="2-3"))) is not None
         path.unlink()
-        assert (authority.read(), authority.rules, authority.read()) == (True, False, False)
-        assert authority.assignments(state_of(pod("web", main="2-3"))) is None
+        assert (files.dra.read(), files.dra.rules, files.dra.read()) == (True, False, False)
+        assert files.dra.assignments(state_of(pod("web", main="2-3"))) is None
 
 
 def test_a_socket_that_a_killed_driver_left_is_no_registration_from_the_next_resync_on(tmp_path: Path) -> None:
@@ -237,10 +236,9 @@ def test_an_unchanged_decision_is_the_same_object(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.prepare("c1", "2-3")
     files.dra.read()
-    authority = files.dra
-    first = authority.assignments(state_of(pod("web", main="2-3")))
+    first = files.dra.assignments(state_of(pod("web", main="2-3")))
     assert first is not None
-    assert authority.assignments(state_of(pod("web", main="2-3"), pod("none"))) is first
+    assert files.dra.assignments(state_of(pod("web", main="2-3"), pod("none"))) is first
 
 
 def test_a_container_with_a_claim_owns_it_and_others_lose_it(tmp_path: Path) -> None:

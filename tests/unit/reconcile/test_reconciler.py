@@ -6,8 +6,10 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from dra_socket import listening
@@ -28,7 +30,6 @@ from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.state_file import StateStore
 from vmpin.reconcile.state_format import SavedState
 from vmpin.runtime.kata import KataSandbox, KataState
-from vmpin.vmm.virtual_machine import Vm
 
 pytest_plugins = ["given_unit"]
 
@@ -278,22 +279,17 @@ def test_the_configured_annotation_is_used_from_the_start_and_when_it_changes(tm
     assert reconciler.node_state.sources.kata.exclusive_annotation == ""
 
 
-class Finder:
-    def refresh(self, vms: Mapping[SandboxId, Vm], turn: int, wanted: bool) -> set[SandboxId]:
-        return {sandbox("a")}
-
-
 def test_a_finder_of_nics_is_made_when_the_policy_is_near_for_the_first_time(
         given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, finders = given.reconciler.node_state, list[Finder]()
+    state, finders = given.reconciler.node_state, list[str]()
     near = given.config._replace(policy=given.config.policy._replace(vhost=ThreadPolicy.NEAR))
     monkeypatch.setattr(node_state, "features", tuple)
     state.config = near
     assert state.moved_nics() == set(), "no feature has a finder"
 
-    def make(proc: Procfs, sys_root: str) -> Finder:
-        finders.append(Finder())
-        return finders[-1]
+    def make(proc: Procfs, sys_root: str) -> Any:
+        finders.append(sys_root)
+        return SimpleNamespace(refresh=lambda vms, turn, wanted: {sandbox("a")})
 
     monkeypatch.setattr(node_state, "features", lambda: (Feature("made", nic_finder=make),))
     for config, moved, count in (
