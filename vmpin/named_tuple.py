@@ -61,7 +61,7 @@ else:
             space["_field_defaults"] = {field: space[field] for field in fields if field in space}
             space.update(zip(fields, _FIELDS))
             space.update({"_fields": fields, "__match_args__": fields})
-            if not any(isinstance(member, cached_property) for member in space.values()):
+            if cached_property not in map(type, space.values()):
                 space["__slots__"] = ()
             return type(name, (_Tuple, *bases[1:]), space)  # Generic may follow
 
