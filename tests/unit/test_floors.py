@@ -78,7 +78,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
-ASYNC = {"host.sockets", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
+ASYNC = {"host.sockets", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
          "features.allocator", "features.proof.sampling", "features.metrics.exporter", "features.cluster.followers",
          "features.isolation.node_isolation", "features.isolation.books_database", "daemon"}
 PROCESSES = {"features.installer", "features.logs", "features.doctor.verbs.gather", "features.network.netns"}

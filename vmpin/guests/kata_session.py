@@ -124,7 +124,7 @@ class KataSession(Session):
 
     async def run(self) -> None:
         """Carry out the wish in rounds until cancelled, or until the agent's policy refuses. The pauses between rounds
-        are not host.retry's: a round that left containers pending has reached the agent, and nothing failed."""
+        are not those of `attempts`: a round that left containers pending has reached the agent, and nothing failed."""
         from vmpin.guests.attempts import repeat
 
         self._pauses.restart()

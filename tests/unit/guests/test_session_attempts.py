@@ -143,7 +143,7 @@ async def test_a_guest_that_comes_and_goes_is_not_always_retried_at_once(says: b
 
 
 async def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    wake, real, slept = asyncio.Event(), asyncio.timeout, list[float]()
+    wake, real, slept = Flag(), asyncio.timeout, list[float]()
 
     def timeout(seconds: float) -> asyncio.Timeout:
         slept.append(seconds)
@@ -161,6 +161,7 @@ async def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkey
     for at, seconds in enumerate(slept[:26]):
         assert 0.74 <= seconds / (0.1 * 2 ** at if at < 7 else 300.0) <= 1.26
     assert slept[26] < 0.13  # woken, and after the attempt that came of it
+    assert not wake.is_set()
     assert slept[28] > slept[27] > slept[26]
     wake.clear()
     slept.clear()
@@ -181,6 +182,14 @@ async def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkey
     await repeat(until_24, wake, timeouts, "")
     assert max(slept[:PATIENCE - 1]) < 2.1  # it boots, as it may be
     assert slept[23] > 200  # it hangs
+
+
+async def test_the_end_of_the_task_is_no_failed_attempt() -> None:
+    task = asyncio.create_task(repeat(Flag().wait, Flag(), QUICK, ""))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def attempts_after_change(backoff: GuestBackoff) -> list[float]:
