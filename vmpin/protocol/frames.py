@@ -32,49 +32,35 @@ class ProtocolError(ValueError):
 
 
 class FrameDecoder:
-    """Extracts messages from a stream of bytes. Buffers one frame of at most `limit` bytes."""
+    """Extracts messages from a stream of bytes. Keeps at most a part of one frame of `limit` bytes."""
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
         self._buffer = bytearray()
-        self._error: Optional[ProtocolError] = None
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
         """Take the next bytes. :returns: the messages that they complete, as JSON objects.
         :raises ProtocolError: a frame is too long (raised when its length was read), too deep or no JSON object. Every
-            later call raises it again: the connection is of no more use."""
-        if self._error is not None:
-            raise self._error
+            later call raises it again, because the frame is kept: the connection is of no more use."""
         messages = []
-        at = 0
-        try:
-            while at < len(data):
-                step = self._wanted() - len(self._buffer)
-                self._buffer += data[at : at + step]
-                at += step
-                if len(self._buffer) >= _HEADER.size and len(self._buffer) == self._wanted():
-                    body = bytes(self._buffer[_HEADER.size :])
-                    self._buffer.clear()
-                    messages.append(_object(body))
-        except ProtocolError as err:
-            self._error = err
-            self._buffer = bytearray()
-            raise
+        at, buffer = 0, self._buffer
+        buffer += data
+        while len(buffer) >= at + _HEADER.size:
+            (length,) = _HEADER.unpack_from(buffer, at)
+            if not 2 <= length <= self.limit:
+                raise ProtocolError(f"a frame is {length} bytes long, and may be 2 to {self.limit}")
+            begin, end = at + _HEADER.size, at + _HEADER.size + length
+            if len(buffer) < end:
+                break
+            messages.append(_object(bytes(buffer[begin:end])))
+            at = end
+        del buffer[:at]
         return messages
 
     @property
     def pending(self) -> int:
         """The number of bytes of an incomplete frame."""
         return len(self._buffer)
-
-    def _wanted(self) -> int:
-        """The length of the buffer at which the next step is possible: a header, or the frame that it begins."""
-        if len(self._buffer) < _HEADER.size:
-            return _HEADER.size
-        (length,) = _HEADER.unpack_from(self._buffer)
-        if not 2 <= length <= self.limit:
-            raise ProtocolError(f"a frame is {length} bytes long, and may be 2 to {self.limit}")
-        return _HEADER.size + int(length)
 
 
 def encode(message: Mapping[str, object]) -> bytes:

@@ -69,32 +69,24 @@ class TtrpcDecoder:
     def __init__(self, limit: int = MAX_MESSAGE) -> None:
         self.limit = limit
         self._buffer = bytearray()
-        self._error: WireError | None = None
 
     def feed(self, data: bytes) -> list[Call | Reply]:
         """Take the next bytes. :returns: the messages that they complete.
         :raises WireError: the stream is no ttRPC, or a message is longer than `limit` (raised when its header is
-            complete); and at every later call, as the begin of the next message is unknown then."""
-        if self._error is not None:
-            raise self._error
+            complete); and at every later call, because the message is kept."""
         messages: list[Call | Reply] = []
         at, buffer = 0, self._buffer
         buffer += data
-        try:
-            while len(buffer) >= at + _HEADER.size:
-                length, stream, kind, _ = _HEADER.unpack_from(buffer, at)
-                if length > self.limit:
-                    raise WireError("ttrpc", f"a message is {length} bytes long, at most {self.limit} are read")
-                begin, end = at + _HEADER.size, at + _HEADER.size + length
-                if len(buffer) < end:
-                    break
-                if kind in (_REQUEST, _RESPONSE):
-                    messages.append(_message(stream, kind, bytes(buffer[begin:end])))
-                at = end
-        except WireError as err:
-            self._error = err
-            buffer.clear()
-            raise
+        while len(buffer) >= at + _HEADER.size:
+            length, stream, kind, _ = _HEADER.unpack_from(buffer, at)
+            if length > self.limit:
+                raise WireError("ttrpc", f"a message is {length} bytes long, at most {self.limit} are read")
+            begin, end = at + _HEADER.size, at + _HEADER.size + length
+            if len(buffer) < end:
+                break
+            if kind in (_REQUEST, _RESPONSE):
+                messages.append(_message(stream, kind, bytes(buffer[begin:end])))
+            at = end
         del buffer[:at]
         return messages
 
@@ -153,13 +145,11 @@ class Demux:
         self._connection = 0
         #: The bytes still to come of the current frame's payload.
         self._left = 0
-        self._error: WireError | None = None
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Take the next bytes. :returns: (connection, payload) in order; an incomplete payload as far as it came.
-        :raises WireError: a frame is longer than any that NRI sends; and at every later call."""
-        if self._error is not None:
-            raise self._error
+        :raises WireError: a frame is longer than any that NRI sends; and at every later call, because its header is
+            kept."""
         payloads: list[tuple[int, bytes]] = []
         at = 0
         while at < len(data):
@@ -174,12 +164,10 @@ class Demux:
             at += len(part)
             if len(self._header) < _FRAME.size:
                 break
-            self._connection, self._left = _FRAME.unpack(self._header)
-            self._header = b""
-            if self._left > MAX_RECEIVED:
-                why = f"is {self._left} bytes long, at most {MAX_RECEIVED} are accepted"
-                self._error = WireError("NRI frame", why)
-                raise self._error
+            connection, length = _FRAME.unpack(self._header)
+            if length > MAX_RECEIVED:
+                raise WireError("NRI frame", f"is {length} bytes long, at most {MAX_RECEIVED} are accepted")
+            self._header, self._connection, self._left = b"", connection, length
         return payloads
 
 

@@ -205,4 +205,4 @@ def test_a_frame_longer_than_any_is_refused_with_its_header() -> None:
     with pytest.raises(WireError, match="5000000 bytes long"):
         demux.feed(struct.pack(">II", 1, 5_000_000))
     with pytest.raises(WireError, match="5000000 bytes long"):
-        demux.feed(b"")  # and for ever
+        demux.feed(b"\0")  # and for ever
