@@ -28,8 +28,7 @@ AFTER_CHANGE = (4.0, 6.0, 6.0)
 
 
 class GuestBackoff:
-    """Pauses that double up to `agent_last`, short ones for a guest that boots, and for an agent that answered a moment
-    ago.
+    """Pauses that double up to `agent_last`; short ones for a guest that boots, and for an agent that answered just now.
     :param name: the sandbox. Its pauses differ from other guests', so that many are not tried at the same moment, and
         are the same for both agents: an attempt costs little when another has just been made."""
 
@@ -52,8 +51,8 @@ class GuestBackoff:
             self._failed = 0
 
     def early(self, since: float, least: float) -> float:
-        """The seconds until an attempt that is asked for now. For a silent guest `least` from now on: at once, no agent
-        of a container that is only created would answer, and a second change may follow.
+        """The seconds until an attempt that is asked for now. For a silent guest `least` from now on: at once, no
+        agent of a container that is only created would answer, and a second change may follow.
         :param since: when the last one ended (monotonic, s). :param least: the least time between two."""
         return least if self._silent() else since + least - time.monotonic()
 

@@ -124,7 +124,7 @@ class GuestManager:
         self._tasks[guest] = asyncio.create_task(self._supervised(sandbox, guest, self.leaving.get(sandbox)))
 
     async def _supervised(self, sandbox: SandboxId, guest: VmGuest, after: asyncio.Task[None] | None) -> None:
-        """Run the guest's sessions. A plain pause, and not `attempts`: what ends here is a defect, not a connection."""
+        """Run the guest's sessions. A plain pause, not `attempts`: what ends here is a defect, not a connection."""
         if after is not None:
             await asyncio.wait([after])
         while True:

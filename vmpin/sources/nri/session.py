@@ -1,6 +1,5 @@
 """One connection to a container runtime's NRI, from the plugin's registration to its end: bytes in, answers and events
-out. `NriSession` finds the calls in the bytes, `NriCalls` handles them: an answer at once, the event for later. Every
-call is answered, even if handling it fails.
+out: the answer to a call at once, its event for later. Every call is answered, even if handling it fails.
 
 Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 """
@@ -8,14 +7,14 @@ Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import Final
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId
-from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate
+from vmpin.domain.runtime_call import Listed, SideUpdate
 from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.dialect import plain
 from vmpin.sources.nri.call_codec import (
@@ -50,121 +49,6 @@ from vmpin.wire.nri_enums import METHODS, Verb, mask
 logger = logging.getLogger(__name__)
 
 
-class CallOutcome(NamedTuple):
-    """The result of a call: the payload of its answer, or the error that is sent instead, and the events to queue.
-    `waits`: they may wait for those that follow. `size`: of the data in several calls (bytes); 0: of this call's."""
-
-    payload: bytes = b""
-    refusal: str = ""
-    events: tuple[NriEvent | UndecodedCall, ...] = ()
-    waits: bool = False
-    size: int = 0
-
-
-class NriCalls:
-    """Handles the calls of one connection. An exception of the decider is logged, and the answer is then empty.
-    :param updates: CPUs for the answer to Synchronize. :param peer: the pid of the runtime's process, 0 if unknown.
-    :param decider: called from the first list on; None: every answer is empty, except for `updates`.
-    :param can_wait: see `CanWait`."""
-
-    def __init__(self, counters: NriCounters, updates: Mapping[ContainerId, NriUpdate], peer: int,
-                 decider: CpuDecider | None, can_wait: CanWait) -> None:
-        self._counters, self._updates, self._peer, self.decider = counters, updates, peer, decider
-        self._can_wait = can_wait
-        self.listed = False  #: Whether the runtime has listed everything over this connection.
-        self.creates_late = False  #: Whether the runtime is one of `CREATE_LATE`.
-
-    def synchronize(self, everything: NriList, stored: bool) -> CallOutcome:
-        """The list of all pods and containers. The answer sets the CPUs of some containers.
-        :param stored: see `Synced.stored`."""
-        restored = {container.id: update.cpus for container in everything.containers
-                    if (update := self._updates.get(container.id)) is not None and update.cpus
-                    and update.listed in (None, container.cpus)}
-        given = {update.container: update.cpus for update in self._list_updates(everything) if update.cpus}
-        updates = restored | given
-        payload = encode_list_answer([SideUpdate(*update) for update in updates.items()], more=False)
-        self.listed = True
-        self._counters.syncs += 1
-        logger.debug("nri: SYNCHRONIZE pods=%d containers=%d updates=%d", len(everything.pods),
-                     len(everything.containers), len(updates))
-        synced = Synced(everything.pods, everything.containers, everything.time_ns, tuple(restored), self._peer,
-                        stored=stored)
-        return self._outcome(synced, given, everything.time_ns, payload)._replace(size=everything.size)
-
-    def later(self, received: ReceivedCall, event: Callable[[], PodEvent | ContainerEvent | None]) -> CallOutcome:
-        """Answer a call with nothing. :param event: decodes it, and is called when it is taken from the queue."""
-        self._counters.events += 1
-        sandbox, text = received.sandbox, received.cpus
-        try:
-            cpus = CpuSet.parse(text) if text else None
-        except CpuSetError:  # left out, and counted, when the call is decoded
-            return CallOutcome(events=(UndecodedCall(sandbox, event),))
-        requested = received.requested
-        waits = (requested is None or not requested.cpu.cpus) and self._can_wait(CallFacts(
-            received.verb, sandbox, ContainerId(received.message.container.id),
-            received.message.pod.runtime_handler, cpus, self.creates_late))
-        return CallOutcome(events=(UndecodedCall(sandbox, event),), waits=waits)
-
-    def report(self, event: PodEvent | ContainerEvent) -> CallOutcome:
-        """Answer a call with nothing, and report its event, to the decider too."""
-        logger.debug("nri: %s %s", event.verb.name, event, extra={"pod": event.pod})
-        if self.decider is not None and self.listed and event.verb in self.decider.records:
-            try:
-                self.decider.record(event)
-            except Exception:
-                logger.exception("NRI: deciding after %s failed %s; the runtime's next list corrects it",
-                                 event.verb.name, event, extra={"pod": event.pod})
-        return self._outcome(event, {}, event.time_ns)
-
-    def decide(self, decider: CpuDecider, event: ContainerEvent, request: RequestedContainer) -> CallOutcome:
-        """Answer a call as the decider says. CPUs that the answer gives other containers are a second event."""
-        try:
-            answer = decider.decide(event.verb, request, event.pod)
-            payload = encode_answer(event.verb, answer)
-        except Exception:  # whatever it is, the container is created all the same
-            logger.exception("NRI: deciding on %s failed %s: its CPUs are left as they are", event.verb.name, event,
-                             extra={"pod": event.pod})
-            answer, payload = CpuAnswer(), b""
-        logger.debug("nri: %s %s updates=%d%s", event.verb.name, event, len(answer.updates),
-                     f" refused: {answer.refusal}" if answer.refusal else "", extra={"pod": event.pod})
-        if answer.refusal:
-            return CallOutcome(refusal=answer.refusal)
-        given = {update.container: update.cpus for update in answer.updates if update.cpus}
-        # The first event has the call's container, so the second has the others alone.
-        event = event._replace(requested=given.pop(event.container.id, event.requested))
-        if answer.adjustment is not None and answer.adjustment.cpus:
-            event = event._replace(container=event.container._replace(cpus=answer.adjustment.cpus))
-        return self._outcome(event, given, event.time_ns, payload)
-
-    def _outcome(self, event: NriEvent, given: Mapping[ContainerId, CpuSet], time_ns: int,
-                 payload: bytes = b"") -> CallOutcome:
-        """Count an event. :param given: the CPUs that the answer gives other containers, the second event."""
-        self._counters.events += 1
-        if given:
-            return CallOutcome(payload, events=(event, CpusGiven(given, time_ns)))
-        return CallOutcome(payload, events=(event,), waits=self._waits(event))
-
-    def _waits(self, event: NriEvent) -> bool:
-        match event:
-            case ContainerEvent(requested=None):
-                handler = "" if event.pod is None else event.pod.handler
-                return self._can_wait(CallFacts(event.verb, event.container.pod, event.container.id, handler,
-                                                event.container.cpus, self.creates_late))
-            case PodEvent():
-                return self._can_wait(CallFacts(event.verb, event.pod.id, ContainerId(""), event.pod.handler, None))
-        return False
-
-    def _list_updates(self, everything: NriList) -> Sequence[SideUpdate]:
-        if self.decider is None:
-            return ()
-        try:
-            return self.decider.synchronize(Listed(frozenset(pod.id for pod in everything.pods), everything.requests),
-                                            everything.pods).updates
-        except Exception:
-            logger.exception("NRI: deciding on the runtime's list failed; containers keep their CPUs")
-            return ()
-
-
 #: The calls that are handled; NRI's other verbs do not concern CPUs.
 HANDLED: Final = POD_VERBS | {Verb.CREATE, Verb.POST_CREATE, Verb.START, Verb.POST_START, Verb.UPDATE,
                               Verb.POST_UPDATE, Verb.STOP, Verb.REMOVE}
@@ -183,6 +67,17 @@ STORES = ("containerd ",)
 #: internal/cri/server/container_start.go). CRI-O does so before POST_CREATE.
 CREATE_LATE = ("containerd ",)
 _REGISTRATION = 1  #: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
+
+
+class CallOutcome(NamedTuple):
+    """The result of a call: the payload of its answer, or the error that is sent instead, and the events to queue.
+    `waits`: they may wait for those that follow. `size`: of the data in several calls (bytes); 0: of this call's."""
+
+    payload: bytes = b""
+    refusal: str = ""
+    events: tuple[NriEvent | UndecodedCall, ...] = ()
+    waits: bool = False
+    size: int = 0
 
 
 class ConnectionState(Enum):
@@ -207,8 +102,12 @@ class CallAnswered(NamedTuple):
 
 
 class NriSession:
-    """The state of one connection. Configure may come before the reply to RegisterPlugin.
-    :param logged: see `CallDecoder`. :param updates, peer, decider, can_wait: see `NriCalls`."""
+    """The state of one connection. Configure may come before the reply to RegisterPlugin. An exception of the decider
+    is logged, and the answer is then empty.
+    :param logged: see `CallDecoder`. :param updates: CPUs for the answer to Synchronize.
+    :param peer: the pid of the runtime's process, 0 if unknown.
+    :param decider: called from the first list on; None: every answer is empty, except for `updates`.
+    :param can_wait: see `CanWait`."""
 
     def __init__(self, name: str, index: str, counters: NriCounters, logged: set[str],
                  updates: Mapping[ContainerId, NriUpdate], peer: int, decider: CpuDecider | None = None,
@@ -218,9 +117,11 @@ class NriSession:
         self.counters = counters
         #: "containerd v2.1.9", from Configure on.
         self.runtime = ""
+        self.listed = False  #: Whether the runtime has listed everything over this connection.
+        self._creates_late = False  #: Whether the runtime is one of `CREATE_LATE`.
         #: Why no more calls will come (the plugin was refused, or the runtime shuts down); "" if they may.
         self.closing = ""
-        self._calls = NriCalls(counters, updates, peer, decider, can_wait)
+        self._updates, self._peer, self._decider, self._can_wait = updates, peer, decider, can_wait
         self._decoder = CallDecoder(counters, logged)
         self._demux = ttrpc.Demux()
         self._streams = {ttrpc.PLUGIN: ttrpc.TtrpcDecoder(), ttrpc.RUNTIME: ttrpc.TtrpcDecoder()}
@@ -232,11 +133,6 @@ class NriSession:
         return ttrpc.frames(ttrpc.RUNTIME, ttrpc.encode(ttrpc.Call(
             _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin",
             encode_registration(self.name, self.index))))
-
-    @property
-    def listed(self) -> bool:
-        """Whether the runtime has listed everything over this connection."""
-        return self._calls.listed
 
     def feed(self, data: bytes) -> Iterator[CallAnswered]:
         """Process received bytes, call by call.
@@ -282,14 +178,25 @@ class NriSession:
             return None
         match request.method:
             case "Configure":
-                return self._configure(request.payload)
+                self.runtime = self._decoder.runtime(request.payload)
+                self._creates_late = self.runtime.startswith(CREATE_LATE)
+                return CallOutcome(encode_configured(EVENTS))
             case "Synchronize":
-                return self._synchronize(request.payload)
+                everything = self._decoder.list_part(request.payload, self._decider is not None)
+                if everything is None:
+                    # Only the last answer's updates are used (containerd/nri pkg/adaptation/plugin.go, synchronize).
+                    return CallOutcome(encode_list_answer((), more=True))
+                return self._synchronize(everything)
             case "Shutdown":
                 self.closing = self.closing or f"{self.runtime or 'the runtime'} shuts its plugins down"
                 return CallOutcome()
             case "StateChange":
-                return self._state_change(request.payload)
+                received = self._decoder.state_change(request.payload)
+                if isinstance(received, int):
+                    self._unknown(f"event {received}")
+                elif received.verb in HANDLED:
+                    return self._received(received, decided=False)
+                return CallOutcome()
         verb = METHODS.get(request.method)
         if verb is None:
             return None
@@ -297,17 +204,57 @@ class NriSession:
             return CallOutcome()  # known, but does not concern CPUs
         return self._received(self._decoder.received(verb, request.payload), self.listed and verb in DECIDED)
 
+    def _synchronize(self, everything: NriList) -> CallOutcome:
+        """The list of all pods and containers. The answer sets the CPUs of some containers."""
+        restored = {container.id: update.cpus for container in everything.containers
+                    if (update := self._updates.get(container.id)) is not None and update.cpus
+                    and update.listed in (None, container.cpus)}
+        given = {update.container: update.cpus for update in self._list_updates(everything) if update.cpus}
+        updates = restored | given
+        payload = encode_list_answer([SideUpdate(*update) for update in updates.items()], more=False)
+        self.listed = True
+        self.counters.syncs += 1
+        logger.debug("nri: SYNCHRONIZE pods=%d containers=%d updates=%d", len(everything.pods),
+                     len(everything.containers), len(updates))
+        synced = Synced(everything.pods, everything.containers, everything.time_ns, tuple(restored), self._peer,
+                        stored=self.runtime.startswith(STORES))
+        return self._handled(synced, given, everything.time_ns, payload)._replace(size=everything.size)
+
+    def _list_updates(self, everything: NriList) -> Sequence[SideUpdate]:
+        if self._decider is None:
+            return ()
+        try:
+            return self._decider.synchronize(Listed(frozenset(pod.id for pod in everything.pods), everything.requests),
+                                             everything.pods).updates
+        except Exception:
+            logger.exception("NRI: deciding on the runtime's list failed; containers keep their CPUs")
+            return ()
+
     def _received(self, received: ReceivedCall, decided: bool) -> CallOutcome:
         """Handle a call. :param decided: whether its answer can set CPUs."""
-        decider = self._calls.decider
+        decider = self._decider
         if decider is None or not (received.verb in DECIDED or received.verb in decider.records):
-            return self._calls.later(received, partial(self._event, received))
+            return self._later(received)
         event = self._decoder.event(received, again=decided)
         if event is None:
             return CallOutcome()
         if decided and isinstance(event, ContainerEvent):
-            return self._calls.decide(decider, event, request_of(received, event))
-        return self._calls.report(event)
+            return self._decide(decider, received, event)
+        return self._report(decider, event)
+
+    def _later(self, received: ReceivedCall) -> CallOutcome:
+        """Answer a call with nothing. Its event is decoded when it is taken from the queue."""
+        self.counters.events += 1
+        sandbox, text, requested = received.sandbox, received.cpus, received.requested
+        events = (UndecodedCall(sandbox, partial(self._event, received)),)
+        try:
+            cpus = CpuSet.parse(text) if text else None
+        except CpuSetError:  # left out, and counted, when the call is decoded
+            return CallOutcome(events=events)
+        waits = (requested is None or not requested.cpu.cpus) and self._can_wait(CallFacts(
+            received.verb, sandbox, ContainerId(received.message.container.id),
+            received.message.pod.runtime_handler, cpus, self._creates_late))
+        return CallOutcome(events=events, waits=waits)
 
     def _event(self, received: ReceivedCall) -> PodEvent | ContainerEvent | None:
         """The event of a call that was answered earlier."""
@@ -316,25 +263,54 @@ class NriSession:
             logger.debug("nri: %s %s", event.verb.name, event, extra={"pod": event.pod})
         return event
 
-    def _configure(self, payload: bytes) -> CallOutcome:
-        self.runtime = self._decoder.runtime(payload)
-        self._calls.creates_late = self.runtime.startswith(CREATE_LATE)
-        return CallOutcome(encode_configured(EVENTS))
+    def _report(self, decider: CpuDecider, event: PodEvent | ContainerEvent) -> CallOutcome:
+        """Answer a call with nothing, and report its event, to the decider too."""
+        logger.debug("nri: %s %s", event.verb.name, event, extra={"pod": event.pod})
+        if self.listed and event.verb in decider.records:
+            try:
+                decider.record(event)
+            except Exception:
+                logger.exception("NRI: deciding after %s failed %s; the runtime's next list corrects it",
+                                 event.verb.name, event, extra={"pod": event.pod})
+        return self._handled(event, {}, event.time_ns)
 
-    def _synchronize(self, payload: bytes) -> CallOutcome:
-        everything = self._decoder.list_part(payload, self._calls.decider is not None)
-        if everything is None:
-            # Only the last answer's updates are used (containerd/nri pkg/adaptation/plugin.go, synchronize).
-            return CallOutcome(encode_list_answer((), more=True))
-        return self._calls.synchronize(everything, self.runtime.startswith(STORES))
+    def _decide(self, decider: CpuDecider, received: ReceivedCall, event: ContainerEvent) -> CallOutcome:
+        """Answer a call as the decider says. CPUs that the answer gives other containers are a second event."""
+        try:
+            answer = decider.decide(event.verb, request_of(received, event), event.pod)
+            payload = encode_answer(event.verb, answer)
+        except Exception:  # whatever it is, the container is created all the same
+            logger.exception("NRI: deciding on %s failed %s: its CPUs are left as they are", event.verb.name, event,
+                             extra={"pod": event.pod})
+            answer, payload = CpuAnswer(), b""
+        logger.debug("nri: %s %s updates=%d%s", event.verb.name, event, len(answer.updates),
+                     f" refused: {answer.refusal}" if answer.refusal else "", extra={"pod": event.pod})
+        if answer.refusal:
+            return CallOutcome(refusal=answer.refusal)
+        given = {update.container: update.cpus for update in answer.updates if update.cpus}
+        # The first event has the call's container, so the second has the others alone.
+        event = event._replace(requested=given.pop(event.container.id, event.requested))
+        if answer.adjustment is not None and answer.adjustment.cpus:
+            event = event._replace(container=event.container._replace(cpus=answer.adjustment.cpus))
+        return self._handled(event, given, event.time_ns, payload)
 
-    def _state_change(self, payload: bytes) -> CallOutcome:
-        received = self._decoder.state_change(payload)
-        if isinstance(received, int):
-            self._unknown(f"event {received}")
-        elif received.verb in HANDLED:
-            return self._received(received, decided=False)
-        return CallOutcome()
+    def _handled(self, event: NriEvent, given: Mapping[ContainerId, CpuSet], time_ns: int,
+                 payload: bytes = b"") -> CallOutcome:
+        """Count an event. :param given: the CPUs that the answer gives other containers, the second event."""
+        self.counters.events += 1
+        if given:
+            return CallOutcome(payload, events=(event, CpusGiven(given, time_ns)))
+        return CallOutcome(payload, events=(event,), waits=self._waits(event))
+
+    def _waits(self, event: NriEvent) -> bool:
+        match event:
+            case ContainerEvent(requested=None):
+                handler = "" if event.pod is None else event.pod.handler
+                return self._can_wait(CallFacts(event.verb, event.container.pod, event.container.id, handler,
+                                                event.container.cpus, self._creates_late))
+            case PodEvent():
+                return self._can_wait(CallFacts(event.verb, event.pod.id, ContainerId(""), event.pod.handler, None))
+        return False
 
     def _registered(self, response: ttrpc.Reply) -> None:
         if response.stream == _REGISTRATION and response.code:
