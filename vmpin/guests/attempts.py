@@ -28,7 +28,7 @@ AFTER_CHANGE = (4.0, 6.0, 6.0)
 
 
 class GuestBackoff:
-    """Pauses that double up to `agent_last`; short ones for a guest that boots, and for an agent that answered just now.
+    """Pauses that double up to `agent_last`; short ones for a guest that boots, and after an answer just before.
     :param name: the sandbox. Its pauses differ from other guests', so that many are not tried at the same moment, and
         are the same for both agents: an attempt costs little when another has just been made."""
 

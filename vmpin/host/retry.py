@@ -1,4 +1,4 @@
-"""Pauses between connections to a peer over a socket or a network. Not for waiting for files or for the next resync."""
+"""Pauses between connections to a peer over a socket or a network. Not for waiting for files or the next resync."""
 
 from __future__ import annotations
 
