@@ -26,7 +26,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import ContainerReport, GuestReport
-from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VcpuState, VmThread
 from vmpin.domain.sandbox_placement import Placement, VcpuPlacement, Verdict
 from vmpin.feature import WatcherPart, features
 from vmpin.features.metrics.exporter import Exporter
@@ -71,14 +71,15 @@ class Node:
         found = [self._thread(ThreadRole.VCPU, self.first, 0), self._thread(ThreadRole.VCPU, self.second, 1),
                  self._thread(ThreadRole.EMULATOR, self.first), self._thread(ThreadRole.EMULATOR, both),
                  self._thread(ThreadRole.IOTHREAD, self.second)]
-        process = Process(os.getpid(), ThreadId(os.getpid(), 1), ThreadRole.EMULATOR, ["qemu"],
-                          threads={thread.id.tid: thread for thread in found})
+        process = Process(os.getpid(), ThreadId(os.getpid(), 1), ThreadRole.EMULATOR, ["qemu"])
+        process.threads = {thread.id.tid: thread for thread in found}
         # What the smaller of the two emulator threads' cgroup has, it has; the others' has all.
         self.small = found[2].id.tid
         for thread in found:
             self.cgroup(thread.id.tid, self.first if thread.id.tid == self.small else both)
         self.node_state.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
-        self.node_state.inventory.vms[self.id] = Vm(self.id, QEMU, process, identified=True)
+        vm = self.node_state.inventory.vms[self.id] = Vm(self.id, QEMU, process)
+        vm.vcpu_state = VcpuState.IDENTIFIED
         self.node_state.placement_cache.placements[self.id] = Placement(
             self.id, both, Verdict.PINNED, (), (VcpuPlacement(VcpuId(0), self.first),
                                                 VcpuPlacement(VcpuId(1), self.first)),

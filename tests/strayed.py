@@ -73,7 +73,8 @@ class Spinners:
     def meet(self, sandbox: SandboxId) -> Vm:
         pid = self.children[sandbox].pid
         main = thread_of(pid)
-        vm = Vm(sandbox, QEMU, Process(pid, main.id, ThreadRole.EMULATOR, ["qemu"], threads={pid: main}))
+        vm = Vm(sandbox, QEMU, Process(pid, main.id, ThreadRole.EMULATOR, ["qemu"]))
+        vm.vmm.threads = {pid: main}
         self.node_state.inventory.vms[sandbox] = vm
         return vm
 

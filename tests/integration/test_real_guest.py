@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from identified_threads import identified, vcpus_of
 from real_guest import GuestError, RealGuest
 from shared_guest import SharedGuest
 from waiting import wait
@@ -14,7 +15,6 @@ from vmpin.cpuset import CpuSet
 from vmpin.host.procfs import Procfs
 from vmpin.vmm import qemu
 from vmpin.vmm.recognition import VmmProcess, classify
-from vmpin.vmm.threads import identify
 
 #: Tests of the tests.
 pytestmark = [pytest.mark.guest, pytest.mark.root, pytest.mark.release]
@@ -44,8 +44,8 @@ def test_vmpin_takes_it_for_a_vmm_of_katas(guest: RealGuest) -> None:
     found = classify(argv)
     assert isinstance(found, VmmProcess)
     assert (found.type, found.sandbox) == (qemu.QEMU, guest.sandbox)
-    identified = identify(guest.pid, found.type, argv, guest.threads(), Procfs(), debugfs="/nonexistent")
-    assert (identified.found_by, identified.complete, identified.vcpus) == ("names", True, guest.vcpus())
+    threads = identified(guest.pid, found.type, argv, guest.threads(), Procfs())
+    assert (threads.found_by, threads.complete, vcpus_of(threads)) == ("names", True, guest.vcpus())
 
 
 def test_what_runs_in_a_container_is_seen_in_the_guest_and_outside(guest: RealGuest) -> None:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from identified_threads import identified, vcpus_of
 from need import need_root, need_unshare
 from real_qemu import Qemu, need_kvm
 
@@ -28,22 +29,21 @@ from vmpin.vmm import qemu
 from vmpin.vmm.qemu import guest_vcpus, iothread_ids, qmp_sockets
 from vmpin.vmm.qmp import query, query_threads
 from vmpin.vmm.recognition import VmmProcess, classify
-from vmpin.vmm.threads import Identified, identify, wants_qmp
+from vmpin.vmm.threads import Identified, wants_qmp
 from vmpin.vmm.virtual_machine import Process, Vm
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="starts qemu-system-x86_64 with a PC")
 
 
 def look(vm: Qemu, procfs: Procfs | None = None, **more: object) -> Identified:
-    more.setdefault("debugfs", "/nonexistent")
-    return identify(vm.pid, qemu.QEMU, vm.argv, vm.threads(), procfs or Procfs(), **more)  # type: ignore[arg-type]
+    return identified(vm.pid, qemu.QEMU, vm.argv, vm.threads(), procfs or Procfs(), **more)  # type: ignore[arg-type]
 
 
 def look_until_complete(vm: Qemu, procfs: Procfs | None = None, **more: object) -> Identified:
     """The firmware keeps the first vCPU busy for seconds."""
     deadline = time.monotonic() + 120
     while not (found := look(vm, procfs, **more)).complete:
-        assert time.monotonic() < deadline, f"{len(found.vcpus)} of {len(vm.vcpus())} vCPUs "
+        assert time.monotonic() < deadline, f"{len(vcpus_of(found))} of {len(vm.vcpus())} vCPUs "
         time.sleep(0.1)
     return found
 
@@ -75,7 +75,7 @@ def test_process_is_classified_by_its_real_command_line() -> None:
 def test_named_threads_are_identified_by_their_names() -> None:
     with Qemu(vcpus=2, maxcpus=8, iothreads=["io1"], vhost=2) as vm:
         found = look(vm)
-        assert (found.found_by, found.complete, found.vcpus) == ("names", True, vm.vcpus())
+        assert (found.found_by, found.complete, vcpus_of(found)) == ("names", True, vm.vcpus())
         assert with_role(found, ThreadRole.IOTHREAD) == vm.iothreads()
         assert len(with_role(found, ThreadRole.VHOST)) == 2
         assert vm.pid in with_role(found, ThreadRole.EMULATOR)
@@ -96,9 +96,9 @@ def test_hotplugged_vcpus_leave_holes() -> None:
     with Qemu(vcpus=2, maxcpus=8) as vm:
         assert vm.add_vcpu() == 7
         found = look(vm)
-        assert (found.found_by, found.complete, found.vcpus) == ("names", True, vm.vcpus())
-        assert sorted(found.vcpus.values()) == [0, 1, 7]
-        assert guest_vcpus(vm.argv, found.vcpus.values()) == tuple(map(Vcpu, map(VcpuId, (0, 1, 7))))
+        assert (found.found_by, found.complete, vcpus_of(found)) == ("names", True, vm.vcpus())
+        assert sorted(vcpus_of(found).values()) == [0, 1, 7]
+        assert guest_vcpus(vm.argv, vcpus_of(found).values()) == tuple(map(Vcpu, map(VcpuId, (0, 1, 7))))
 
 
 def test_iothreads_with_long_names_are_identified_by_their_order() -> None:
@@ -111,14 +111,14 @@ def test_unnamed_threads_are_identified_by_qmp() -> None:
     with Qemu(vcpus=3, maxcpus=8, iothreads=["io1", "io2"], debug_threads=False, qmp_sockets=1) as vm:
         vm.add_vcpu()
         found = look(vm)
-        assert (found.found_by, found.complete, found.vcpus) == ("none", False, {})
+        assert (found.found_by, found.complete, vcpus_of(found)) == ("none", False, {})
         assert asks_qmp(vm, found)
         assert qmp_sockets(vm.argv) == (vm.qmp_path,)
         answer = asyncio.run(query(vm.qmp_path, deadline=120, pid=vm.pid))
         assert answer is not None
         found = look(vm, qmp=answer)
-        assert (found.found_by, found.complete, found.vcpus) == ("qmp", True, vm.vcpus())
-        assert sorted(found.vcpus.values()) == [0, 1, 2, 7]
+        assert (found.found_by, found.complete, vcpus_of(found)) == ("qmp", True, vm.vcpus())
+        assert sorted(vcpus_of(found).values()) == [0, 1, 2, 7]
         assert with_role(found, ThreadRole.IOTHREAD) == vm.iothreads()
         assert len(iothread_ids(vm.argv)) == len(vm.iothreads())
         assert not asks_qmp(vm, found)
@@ -135,10 +135,10 @@ def test_unnamed_vcpus_are_identified_by_kvm_run() -> None:
     with Qemu(smp="5,sockets=2,cores=3,maxcpus=6", debug_threads=False, accel="kvm", paused=False,
               iothreads=["indep_iothread_0"]) as vm:
         found = look_until_complete(vm)
-        assert (found.found_by, found.vcpus) == ("kvm_run", vm.vcpus())
+        assert (found.found_by, vcpus_of(found)) == ("kvm_run", vm.vcpus())
         assert vm.add_vcpu() == 5
         found = look_until_complete(vm)
-        assert found.vcpus == vm.vcpus()
+        assert vcpus_of(found) == vm.vcpus()
         assert look_for_iothreads(vm) == vm.iothreads()
 
 
@@ -164,7 +164,7 @@ def test_busy_vcpus_are_identified_by_debugfs() -> None:
         if not list(Path(root).glob(f"kvm/{vm.pid}-*/vcpu0/pid")):
             pytest.skip("this kernel's KVM lists no threads in debugfs")  # as need_kvm(): not the set-up's fault
         found = look_until_complete(vm, _Busy(), debugfs=root)
-        assert (found.found_by, found.vcpus) == ("debugfs", vm.vcpus())
+        assert (found.found_by, vcpus_of(found)) == ("debugfs", vm.vcpus())
 
 
 @contextmanager

@@ -22,7 +22,17 @@ from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
+from vmpin.domain.model import (
+    Container,
+    ContainerId,
+    SandboxId,
+    ThreadId,
+    ThreadRole,
+    Vcpu,
+    VcpuId,
+    VcpuState,
+    VmThread,
+)
 from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.topology import Topology
@@ -72,9 +82,9 @@ class Machine:
     def __post_init__(self) -> None:
         threads = {tid: VmThread(ThreadId(tid, tid), ThreadRole.VCPU, f"fc_vcpu {number}", os.getpid(), VcpuId(number))
                    for number, tid in enumerate(range(100, 104))}
-        process = Process(os.getpid(), ThreadId(os.getpid(), 1), ThreadRole.EMULATOR, ["firecracker"], threads=threads)
-        self.vm = Vm(POD, FIRECRACKER, process, identified=True,
-                     vcpus=tuple(Vcpu(VcpuId(number)) for number in range(4)))
+        process = Process(os.getpid(), ThreadId(os.getpid(), 1), ThreadRole.EMULATOR, ["firecracker"])
+        process.threads, self.vm = threads, Vm(POD, FIRECRACKER, process)
+        self.vm.vcpu_state, self.vm.vcpus = VcpuState.IDENTIFIED, tuple(Vcpu(VcpuId(number)) for number in range(4))
         self.view = SimpleNamespace(vms={POD: self.vm}, sandboxes={}, placements={}, proc=Procfs(),
                                     kata=lambda sandbox: None, config=self.config(**self.values))
         self.give("2-3")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from absurd_numbers import Parser, check_bound, reads
+from identified_threads import identified, vcpus_of
 
 from vmpin.bounded import load_json
 from vmpin.cli import verbs
@@ -28,7 +29,7 @@ from vmpin.runtime.oci import parse_message
 from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu
 from vmpin.vmm.qemu import cpu_index, guest_vcpus, parse_smp
 from vmpin.vmm.recognition import kernel_thread_owner
-from vmpin.vmm.threads import identify, read_names
+from vmpin.vmm.threads import read_name
 from vmpin.vmm.vmm_type import MAX_VCPUS
 
 QEMU = "qemu-system-x86_64"
@@ -48,17 +49,17 @@ def numa(text: str) -> Iterable[int | None]:
             for number in (vcpu.core, vcpu.node, *vcpu.memory)]
 
 
-def identified(text: str) -> Iterable[int]:
+def by_names(text: str) -> Iterable[int]:
     argv = [QEMU, "-smp", f"cpus={text},maxcpus={text}"]
-    found = identify(7, qemu.QEMU, argv, [(7, Stat(f"CPU {text}/KVM", "S", 1, 0, 1, 0))], Procfs("/nowhere"))
-    return [*found.vcpus.values(), *cpu_index(argv, [0, 1]).values()]
+    found = identified(7, qemu.QEMU, argv, [(7, Stat(f"CPU {text}/KVM", "S", 1, 0, 1, 0))], Procfs("/nowhere"))
+    return [*vcpus_of(found).values(), *cpu_index(argv, [0, 1]).values()]
 
 
 def named(text: str) -> Iterable[int]:
     return [vcpu for vmm, name in (
         (qemu.QEMU, f"CPU {text}/KVM"), (cloud_hypervisor.CLOUD_HYPERVISOR, f"vcpu{text}"),
         (firecracker.FIRECRACKER, f"fc_vcpu {text}"), (dragonball.DRAGONBALL, f"db_vcpu{text}"))
-            for vcpu in read_names(vmm, 1, {2: Stat(name, "S", 1, 0, 1, 0)}).vcpus.values()]
+            if (vcpu := read_name(vmm.thread_names, name)[2]) is not None]
 
 
 def frame(text: str) -> Iterable[float]:
@@ -121,7 +122,7 @@ def both(parse: Callable[[object], object]) -> Callable[[str], Iterable[float | 
 
 PARSERS = [
     Parser("-smp", smp, MAX_VCPUS), Parser("-numa", numa, MAX_VCPUS),
-    Parser("threads of a QEMU", identified, MAX_VCPUS),
+    Parser("threads of a QEMU", by_names, MAX_VCPUS),
     Parser("names of threads", named, MAX_VCPUS),
     Parser("-device vhost-vsock",
            lambda text: [qemu.guest_cid([QEMU, "-device", f"vhost-vsock-pci,guest-cid={text}"])], 0xFFFFFFFE),

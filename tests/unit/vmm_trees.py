@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from identified_threads import identified
 from trees import make_tree, stat_line
 
 from vmpin.domain.model import ThreadId, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs, Stat
 from vmpin.vmm import qemu
-from vmpin.vmm.threads import Identified, identify
+from vmpin.vmm.threads import Identified
 from vmpin.vmm.virtual_machine import QmpAnswer
 from vmpin.vmm.vmm_type import VmmType
 
@@ -63,8 +64,8 @@ class Fake:
 
     def identify(self, learned: dict[ThreadId, VcpuId] | None = None, qmp: QmpAnswer | None = None,
                  iothreads: tuple[ThreadId, ...] = ()) -> Identified:
-        return identify(PID, self.vmm, self.argv, self.stats.items(), Procfs(self.root / "proc"), learned=learned,
-                        qmp=qmp, iothreads=iothreads, debugfs=str(self.root / "debug"), sleep=self.sleep)
+        return identified(PID, self.vmm, self.argv, self.stats.items(), Procfs(self.root / "proc"), learned=learned,
+                          qmp=qmp, iothreads=iothreads, debugfs=str(self.root / "debug"), sleep=self.sleep)
 
 
 @pytest.fixture
@@ -82,10 +83,6 @@ def unnamed(tmp_path: Path) -> Fake:
     fake.fd(12, "anon_inode:kvm-vcpu:0")
     fake.fd(13, "anon_inode:kvm-vcpu:1")
     return fake
-
-
-def by_thread(found: Identified) -> dict[int, int]:
-    return dict(found.vcpus.items())
 
 
 def process(root: Path, pid: int, argv: list[str], parent: int = 1, uid: int = 0, fds: tuple[str, ...] = (),

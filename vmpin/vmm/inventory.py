@@ -240,9 +240,7 @@ class VmInventory:
         """Identify the roles of the VMM's threads. :returns: whether roles, threads or vCPUs have changed."""
         process = vm.vmm
         vm.ended_vcpus.update(vcpu for thread, vcpu in vm.vcpu_threads.items() if not process.has(thread))
-        identified = vmm_threads.identify(
-            process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.vcpu_threads,
-            gone=vm.ended_vcpus, iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
+        identified = vmm_threads.identify(vm, self.proc, f"{self.sys_root}/kernel/debug")
         vm.qmp = None  # it was about an older thread set; what it identified is kept
         threads, vm.vcpu_threads, vm.iothreads, pid = {}, {}, set(), process.pid
         iothread = ThreadRole.IOTHREAD  # an enum lookup is a function call

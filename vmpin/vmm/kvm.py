@@ -17,7 +17,7 @@ _IOCTL = frozenset(("16", "29", "54"))
 #: include/uapi/linux/kvm.h: _IO(0xAE, 0x80); the second on POWER (arch/powerpc/include/uapi/asm/ioctl.h: _IOC_NONE).
 _KVM_RUN = frozenset(("0xae80", "0x2000ae80"))
 _FD = r"anon_inode:kvm-vcpu:([0-9]{1,6})"
-_VM = "anon_inode:kvm-vm"
+VM = "anon_inode:kvm-vm"
 _KVM = r"/dev/kvm|anon_inode:kvm-v(?:m|cpu:[0-9]+)"
 _MOST_FDS = 4096
 _VCPU = r"vcpu([0-9]{1,6})"
@@ -37,19 +37,12 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
         return {}
 
 
-def has_kvm(procfs: Procfs, pid: int) -> bool:
-    """Whether a process has KVM open (the device, a VM or a vCPU). False if it may not be traced. Only the first
-    _MOST_FDS descriptors are read: a VMM opens KVM at its start, and other programs may have very many."""
+def has_kvm(procfs: Procfs, pid: int | str, what: str = _KVM) -> bool:
+    """Whether a process has KVM open. False if it may not be traced. Only the first _MOST_FDS descriptors are read: a
+    VMM opens KVM at its start, and other programs may have very many.
+    :param what: a pattern of links: for the device, a VM or a vCPU; or for one of these."""
     try:
-        return any(re.fullmatch(_KVM, target) for _, target in procfs.descriptors(pid, _MOST_FDS))
-    except OSError:
-        return False
-
-
-def has_vm(procfs: Procfs, pid: int | str) -> bool:
-    """Whether a process has a VM of KVM, among the same descriptors. False if it may not be traced."""
-    try:
-        return any(target == _VM for _, target in procfs.descriptors(pid, _MOST_FDS))
+        return any(re.fullmatch(what, target) for _, target in procfs.descriptors(pid, _MOST_FDS))
     except OSError:
         return False
 

@@ -18,18 +18,18 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from vmpin.bounded import parse_whole
-from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
-from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
+from vmpin.domain.model import ThreadRole, VcpuId
+from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs
 from vmpin.named_tuple import NamedTuple
 from vmpin.vmm.vmm_type import MAX_VCPUS, VmmType
 
 if TYPE_CHECKING:
-    from vmpin.vmm.virtual_machine import QmpAnswer
+    from vmpin.vmm.virtual_machine import Vm
 
 #: include/linux/sched.h; the io_uring workers before Linux 6.4, which have no PF_USER_WORKER.
 _PF_IO_WORKER = 0x00000010
@@ -53,44 +53,6 @@ ROLE_BY_GROUP: dict[str, Role] = {
     "own": EMULATOR}
 
 
-class Names(NamedTuple):
-    #: All threads; EMULATOR unless the name has another role.
-    roles: dict[int, Role]
-    #: Threads with the name of a vCPU; only reliable if no number occurs twice.
-    vcpus: dict[int, VcpuId]
-    #: Threads with the process's name: a new thread inherits its creator's name, and QEMU sets none without
-    #: debug-threads=on, or if it would be longer than 15 characters.
-    unnamed: list[int]
-    #: Threads with a name that has no role.
-    other: list[int]
-    #: Threads with the name of the VMM's monitors.
-    monitors: list[int]
-
-
-def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Iterable[str] = ()) -> Names:
-    """Classify the threads of process `pid` by name. :param iothreads: the ids on the command line."""
-    pattern = vmm.thread_names
-    process = stats[pid].comm if pid in stats else ""
-    names = Names({}, {}, [], [], [])
-    roles, vcpus, unnamed, other, monitors = names
-    for tid, stat in stats.items():
-        comm = stat.comm
-        role = EMULATOR
-        group, text, vcpu = read_name(pattern, comm)
-        if vcpu is not None:
-            vcpus[tid] = vcpu
-        elif group is None:
-            if tid != pid:
-                (unnamed if comm == process else other).append(tid)
-        else:
-            role = ROLE_BY_GROUP[group]
-            if group == "monitor":
-                monitors.append(tid)
-                role = IOTHREAD if text in iothreads else EMULATOR
-        roles[tid] = role
-    return names
-
-
 @lru_cache(maxsize=1024)
 def read_name(pattern: str, comm: str) -> tuple[str | None, str, VcpuId | None]:
     """Match a name. :returns: the group of the pattern that matches, its text, and the number in a vCPU's name.
@@ -111,45 +73,34 @@ class Identified(NamedTuple):
     `found_by` is the last strategy that identified a vCPU: "names", "kvm_run", "debugfs" or "qmp"; "learned" if all
     were identified before, "none" if none is. `complete` is False if a vCPU may be missing: try again later."""
 
-    roles: Mapping[int, tuple[ThreadRole, VcpuId | None]]
+    roles: Mapping[int, Role]
     found_by: str
     complete: bool
 
-    @property
-    def vcpus(self) -> dict[int, VcpuId]:
-        """The vCPUs by thread id."""
-        return {tid: vcpu for tid, (_, vcpu) in self.roles.items() if vcpu is not None}
 
-
-def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tuple[int, Stat]], procfs: Procfs, *,
-             learned: Mapping[ThreadId, VcpuId] | None = None, gone: Collection[VcpuId] = (),
-             iothreads: Collection[ThreadId] = (), qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
+def identify(vm: Vm, procfs: Procfs, debugfs: str = "/sys/kernel/debug",
              sleep: Callable[[float], None] = time.sleep) -> Identified:
-    """Identify the threads of one VMM process.
-    :param learned: vCPUs identified earlier; entries of other threads (tid and start time) are ignored.
-    :param gone: vCPUs identified earlier whose threads have ended.
-    :param iothreads: iothreads identified earlier; entries of other threads are ignored.
-    :param qmp: QEMU's answer about the current threads, None without one; older answers are in the other
-        parameters."""
-    vm = _Identification(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp, gone)
+    """Identify the threads of a VM's VMM that were read last: from what was identified earlier, as far as it is about
+    these threads, and from QEMU's answer about them (`Vm.qmp`), if there is one."""
+    threads = _Identification(vm, procfs, debugfs, sleep)
     found_by = "none"
-    if learned and vm.accept({thread.tid: vcpu for thread, vcpu in learned.items() if vm.same(thread)}):
+    if threads.accept({thread.tid: vcpu for thread, vcpu in vm.vcpu_threads.items() if vm.vmm.has(thread)}):
         found_by = "learned"
-    vm.iothreads |= {thread.tid for thread in iothreads if vm.same(thread)}
+    threads.iothreads |= {thread.tid for thread in vm.iothreads if vm.vmm.has(thread)}
     # Names always count, because a vCPU that was plugged in is not among those that must exist.
-    if vm.accept(vm.names.vcpus):
+    if threads.accept(threads.named_vcpus):
         found_by = "names"
-    complete = vm.is_complete()
+    complete = threads.is_complete()
     for name, strategy in _STRATEGIES:
         if complete:
             break
-        if vm.accept(strategy(vm)):
+        if threads.accept(strategy(threads)):
             found_by = name
-        complete = vm.is_complete()
-    roles = vm.names.roles
-    for tid in vm.iothreads | vm.iothreads_by_order():
+        complete = threads.is_complete()
+    roles = threads.roles
+    for tid in threads.iothreads | threads.iothreads_by_order():
         roles[tid] = IOTHREAD
-    for tid, vcpu in vm.vcpus.items():
+    for tid, vcpu in threads.vcpus.items():
         roles[tid] = (ThreadRole.VCPU, vcpu)
     return Identified(roles, found_by, complete)
 
@@ -165,24 +116,48 @@ def wants_qmp(vmm: VmmType, argv: Sequence[str], vcpus_identified: bool, iothrea
 class _Identification:
     """The identification of one VMM's threads: the inputs, and the results so far."""
 
-    def __init__(self, pid: int, vmm: VmmType, argv: Sequence[str], stats: dict[int, Stat], procfs: Procfs,
-                 debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None,
-                 ended: Collection[VcpuId]) -> None:
-        self.pid, self.argv, self.stats, self.procfs = pid, argv, stats, procfs
-        self.debugfs, self.sleep, self.qmp = debugfs, sleep, qmp
-        self.vmm, self.start = vmm, vmm.start(tuple(argv))
-        self.names = read_names(vmm, pid, stats, self.start.iothreads)
+    def __init__(self, vm: Vm, procfs: Procfs, debugfs: str, sleep: Callable[[float], None]) -> None:
+        self.pid, self.argv, self.stats, self.procfs = vm.vmm.pid, vm.vmm.argv, vm.vmm.stats, procfs
+        self.debugfs, self.sleep, self.qmp = debugfs, sleep, vm.qmp
+        self.vmm, self.start = vm.type, vm.type.start(tuple(vm.vmm.argv))
+        #: All threads by name; EMULATOR unless the name has another role.
+        self.roles: dict[int, Role] = {}
+        #: Threads with the name of a vCPU; only reliable if no number occurs twice.
+        self.named_vcpus: dict[int, VcpuId] = {}
+        #: Threads with the process's name: a new thread inherits its creator's name, and QEMU sets none without
+        #: debug-threads=on, or if it would be longer than 15 characters. And those with a name that has no role.
+        self.unnamed: list[int] = []
+        self.other: list[int] = []
+        #: Whether a thread has the name of the VMM's monitors.
+        self.named_monitors = False
+        self.read_names()
         self.vcpus: dict[int, VcpuId] = {}
-        self.iothreads = {tid for tid in qmp.iothreads if self.possible(tid)} if qmp else set[int]()
+        self.iothreads = {tid for tid in self.qmp.iothreads if self.possible(tid)} if self.qmp else set[int]()
         #: Threads that were on a CPU when kvm_run sampled them.
         self.running: list[int] = []
-        #: vCPUs without a thread any more: unplugged. Those given as `ended` may have another thread since, so
+        #: vCPUs without a thread any more: unplugged. Those identified earlier may have another thread since, so
         #: they are added only when no thread was found for them.
-        self.ended, self.gone = ended, set[VcpuId]()
+        self.ended, self.gone = vm.ended_vcpus, set[VcpuId]()
 
-    def same(self, thread: ThreadId) -> bool:
-        stat = self.stats.get(thread.tid)
-        return stat is not None and stat.starttime == thread.starttime
+    def read_names(self) -> None:
+        """Classify the threads by name."""
+        pattern, pid, roles, vcpus = self.vmm.thread_names, self.pid, self.roles, self.named_vcpus
+        process = self.stats[pid].comm if pid in self.stats else ""
+        for tid, stat in self.stats.items():
+            comm = stat.comm
+            role = EMULATOR
+            group, text, vcpu = read_name(pattern, comm)
+            if vcpu is not None:
+                vcpus[tid] = vcpu
+            elif group is None:
+                if tid != pid:
+                    (self.unnamed if comm == process else self.other).append(tid)
+            else:
+                role = ROLE_BY_GROUP[group]
+                if group == "monitor":
+                    self.named_monitors = True
+                    role = IOTHREAD if text in self.start.iothreads else EMULATOR
+            roles[tid] = role
 
     def possible(self, tid: int) -> bool:
         """Whether a thread may have been created by the VMM itself."""
@@ -202,9 +177,9 @@ class _Identification:
 
     def suspects(self) -> list[int]:
         """Threads that may be vCPUs and are not identified yet."""
-        vcpus, unnamed, other = self.names.vcpus, self.names.unnamed, self.names.other
-        if not self.vcpus.keys() & vcpus.keys():
-            unnamed = [*unnamed, *other, *vcpus]  # there are no names, or they were rejected
+        unnamed = self.unnamed
+        if not self.vcpus.keys() & self.named_vcpus.keys():
+            unnamed = [*unnamed, *self.other, *self.named_vcpus]  # there are no names, or they were rejected
         return [tid for tid in unnamed
                 if tid not in self.vcpus and tid not in self.iothreads and self.possible(tid)]
 
@@ -265,7 +240,7 @@ class _Identification:
         conditions hold. At its start QEMU creates its RCU thread, then all iothreads, then the monitors' thread, then
         the vCPUs. All unnamed threads before the vCPUs except the first must wait in an event loop; otherwise the
         monitors' thread could be taken for a busy iothread."""
-        named = {tid for tid, role in self.names.roles.items() if role is IOTHREAD}
+        named = {tid for tid, role in self.roles.items() if role is IOTHREAD}
         missing = len(self.start.iothreads) - len(named | self.iothreads)
         if missing < 1 or not self.vcpus or not (waits := _WAITS.get(os.uname().machine)):
             return frozenset()
@@ -276,7 +251,7 @@ class _Identification:
         first_vcpu = min(map(age, self.vcpus))
         old = [tid for tid in sorted(self.suspects(), key=age) if age(tid) < first_vcpu]
         loops = [tid for tid in old if self.procfs.syscall(self.pid, tid).partition(" ")[0] in waits]
-        monitors = 1 if self.start.monitor_thread and not self.names.monitors else 0  # unnamed as well
+        monitors = 1 if self.start.monitor_thread and not self.named_monitors else 0  # unnamed as well
         if loops not in (old, old[1:]) or len(loops) != missing + monitors:
             return frozenset()
         return frozenset(loops[:missing])

@@ -11,7 +11,7 @@ from pathlib import Path
 from vmpin.bounded import MAX_PID, parse_whole
 from vmpin.host.procfs import Procfs, names_in
 from vmpin.named_tuple import NamedTuple
-from vmpin.vmm.kvm import has_vm
+from vmpin.vmm.kvm import VM, has_kvm
 from vmpin.vmm.recognition import classify
 
 MOST = 64  #: So many are found at most.
@@ -32,8 +32,8 @@ def unknown_vms(proc: Procfs, known: Collection[int], debugfs: Path) -> list[Unk
 
     def find(pid: str) -> UnknownVm | None:
         number = parse_whole(pid, MAX_PID, 1)
-        if (number is None or number in known or not (number in listed or (_is_own(proc, pid) and has_vm(proc, pid)))
-                or proc.nested(pid) is not False):
+        if number is None or number in known or not (
+                number in listed or (_is_own(proc, pid) and has_kvm(proc, pid, VM))) or proc.nested(pid) is not False:
             return None
         stat = None if classify(proc.cmdline(pid)) else proc.stat(pid)
         return None if stat is None else UnknownVm(number, stat.comm)

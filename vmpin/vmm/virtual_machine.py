@@ -34,12 +34,11 @@ class Refresh(enum.Enum):
 class Process:
     """A process whose threads are followed."""
 
-    def __init__(self, pid: int, id: ThreadId, role: ThreadRole, argv: list[str],
-                 threads: dict[int, VmThread] | None = None) -> None:
+    def __init__(self, pid: int, id: ThreadId, role: ThreadRole, argv: list[str]) -> None:
         self.pid, self.id, self.role, self.argv = pid, id, role, argv
         self.tasks: list[str] = []  #: The last listing of its task directory.
         self.stats: dict[int, Stat] = {}
-        self.threads = {} if threads is None else threads
+        self.threads: dict[int, VmThread] = {}
         #: Threads first read in the last pass: their names may not have been set yet (a clone has its creator's name).
         self.young: set[int] = set()
         #: Whether a thread was, or may have been, created since the last listing; and whether one may have been named.
@@ -118,18 +117,17 @@ def _merged(before: Mapping[int, Stat], tids: Sequence[int], again: Collection[i
 class Vm:
     """A sandbox's virtual machine."""
 
-    def __init__(self, sandbox: SandboxId, type: VmmType, vmm: Process, identified: bool = False,
-                 vcpus: tuple[Vcpu, ...] = ()) -> None:
+    def __init__(self, sandbox: SandboxId, type: VmmType, vmm: Process) -> None:
         self.sandbox, self.type, self.vmm = sandbox, type, vmm
         self.helpers: list[Process] = []
         #: Kernel threads of the VM (vhost before Linux 6.4, kvm-pit).
         self.kernel_threads: list[VmThread] = []
         #: The last strategy that identified a vCPU (threads.Identified).
         self.found_by = "none"
-        self.vcpu_state = VcpuState.IDENTIFIED if identified else VcpuState.UNIDENTIFIED
+        self.vcpu_state = VcpuState.UNIDENTIFIED
         #: When all vCPUs were last identified, or the VMM started (CLOCK_BOOTTIME, s); None before the first pass.
         self.unidentified_since: float | None = None
-        self.vcpus = vcpus
+        self.vcpus: tuple[Vcpu, ...] = ()
         #: The identified vCPU threads.
         self.vcpu_threads: dict[ThreadId, VcpuId] = {}
         #: vCPUs whose threads have ended.

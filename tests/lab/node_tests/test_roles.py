@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 
 import pytest
+from identified_threads import identified, vcpus_of
 
 from lab.node_tests.conftest import StartsVms
 from lab.node_tests.guest import Guest
@@ -16,8 +17,8 @@ from vmpin.domain.model import SandboxId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
 from vmpin.vmm import kvm, qemu, qmp
 from vmpin.vmm.inventory import VmInventory
-from vmpin.vmm.qemu import cpu_index, iothread_ids
-from vmpin.vmm.threads import Identified, identify, read_names
+from vmpin.vmm.qemu import cpu_index
+from vmpin.vmm.threads import Identified
 from vmpin.vmm.virtual_machine import QmpAnswer, Refresh
 
 #: Three cores in a socket: KVM's vcpu ids, which are APIC ids, are 0, 1, 2, 4, 5 and 6.
@@ -58,7 +59,7 @@ def named() -> Iterator[NestedVm]:
 
 def identify_threads(vm: NestedVm, procfs: Procfs | None = None, debugfs: str = NOWHERE,
          answer: QmpAnswer | None = None) -> Identified:
-    return identify(vm.pid, qemu.QEMU, vm.argv, vm.threads(), procfs or Procfs(), debugfs=debugfs, qmp=answer)
+    return identified(vm.pid, qemu.QEMU, vm.argv, vm.threads(), procfs or Procfs(), debugfs=debugfs, qmp=answer)
 
 
 def asked(vm: NestedVm) -> QmpAnswer:
@@ -72,8 +73,8 @@ def as_qemu_counts(vm: NestedVm, found: Mapping[int, int]) -> dict[int, VcpuId]:
     return {tid: index[number] for tid, number in found.items()}
 
 
-def roles(identified: Identified) -> dict[int, ThreadRole]:
-    return {tid: role for tid, (role, _) in identified.roles.items()}
+def roles(found: Identified) -> dict[int, ThreadRole]:
+    return {tid: role for tid, (role, _) in found.roles.items()}
 
 
 def own_roles(vm: NestedVm) -> dict[int, ThreadRole]:
@@ -83,39 +84,37 @@ def own_roles(vm: NestedVm) -> dict[int, ThreadRole]:
 
 
 def test_names_alone_identify_every_role(named: NestedVm) -> None:
-    found = read_names(qemu.QEMU, named.pid, dict(named.threads()), iothread_ids(named.argv))
-    assert found.vcpus == named.vcpus()
-    identified = identify_threads(named, Hidden(calls=True, fds=True))
-    assert (identified.found_by, identified.complete) == ("names", True)
-    assert identified.vcpus == named.vcpus()
-    assert roles(identified) == own_roles(named)
+    found = identify_threads(named, Hidden(calls=True, fds=True))
+    assert (found.found_by, found.complete) == ("names", True)
+    assert vcpus_of(found) == named.vcpus()
+    assert roles(found) == own_roles(named)
 
 
 def test_kvm_run_alone_identifies_every_vcpu_that_waits(unnamed: NestedVm) -> None:
     fds = kvm.vcpu_fds(Procfs(), unnamed.pid)
     assert sorted(fds.values()) == [0, 1, 2, 4, 5, 6]
-    found, running = kvm.in_kvm_run(Procfs(), unnamed.pid, unnamed.vcpus(), fds)
-    assert (as_qemu_counts(unnamed, found), running) == (unnamed.vcpus(), [])
-    identified = identify_threads(unnamed)
-    assert (identified.found_by, identified.complete) == ("kvm_run", True)
-    assert identified.vcpus == unnamed.vcpus()
+    blocked, running = kvm.in_kvm_run(Procfs(), unnamed.pid, unnamed.vcpus(), fds)
+    assert (as_qemu_counts(unnamed, blocked), running) == (unnamed.vcpus(), [])
+    found = identify_threads(unnamed)
+    assert (found.found_by, found.complete) == ("kvm_run", True)
+    assert vcpus_of(found) == unnamed.vcpus()
 
 
 def test_debugfs_alone_identifies_every_vcpu(unnamed: NestedVm) -> None:
-    found = kvm.from_debugfs("/sys/kernel/debug", unnamed.pid)
-    assert as_qemu_counts(unnamed, found) == unnamed.vcpus()
-    identified = identify_threads(unnamed, Hidden(calls=True), debugfs="/sys/kernel/debug")
-    assert (identified.found_by, identified.complete) == ("debugfs", True)
-    assert identified.vcpus == unnamed.vcpus()
+    listed = kvm.from_debugfs("/sys/kernel/debug", unnamed.pid)
+    assert as_qemu_counts(unnamed, listed) == unnamed.vcpus()
+    found = identify_threads(unnamed, Hidden(calls=True), debugfs="/sys/kernel/debug")
+    assert (found.found_by, found.complete) == ("debugfs", True)
+    assert vcpus_of(found) == unnamed.vcpus()
 
 
 def test_qmp_alone_identifies_every_vcpu_and_iothread(unnamed: NestedVm) -> None:
     answer = asked(unnamed)
     assert dict(answer.vcpus) == unnamed.vcpus()
     assert answer.iothreads == unnamed.iothreads()
-    identified = identify_threads(unnamed, Hidden(calls=True, fds=True), answer=answer)
-    assert (identified.found_by, identified.complete) == ("qmp", True)
-    assert roles(identified) == own_roles(unnamed)
+    found = identify_threads(unnamed, Hidden(calls=True, fds=True), answer=answer)
+    assert (found.found_by, found.complete) == ("qmp", True)
+    assert roles(found) == own_roles(unnamed)
 
 
 def test_unnamed_iothreads_are_identified_by_their_order_as_by_qmp(unnamed: NestedVm) -> None:
@@ -124,8 +123,8 @@ def test_unnamed_iothreads_are_identified_by_their_order_as_by_qmp(unnamed: Nest
 
 
 def test_without_evidence_no_role_is_guessed(unnamed: NestedVm) -> None:
-    identified = identify_threads(unnamed, Hidden(calls=True, fds=True))
-    assert (identified.found_by, identified.complete, identified.vcpus) == ("none", False, {})
+    found = identify_threads(unnamed, Hidden(calls=True, fds=True))
+    assert (found.found_by, found.complete, vcpus_of(found)) == ("none", False, {})
 
 
 def test_busy_vcpus_are_identified_by_debugfs_where_kvm_run_cannot(nested_vm: StartsVms) -> None:
@@ -146,7 +145,7 @@ def test_busy_vcpus_are_identified_by_debugfs_where_kvm_run_cannot(nested_vm: St
         """Whatever identified them, it is right; debugfs is needed while a busy one runs."""
         looks.append(identify_threads(vm, debugfs="/sys/kernel/debug"))
         assert looks[-1].complete
-        assert looks[-1].vcpus == vm.vcpus()
+        assert vcpus_of(looks[-1]) == vm.vcpus()
         return looks[-1].found_by == "debugfs"
 
     until(complete_by_debugfs, lambda: f"a read in which debugfs identifies them: {looks[-1]}")

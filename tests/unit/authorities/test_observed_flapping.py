@@ -15,7 +15,7 @@ from vmpin.config import loading
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.topology import Topology
 from vmpin.reconcile.placement_cache import PlacementCache
@@ -44,8 +44,10 @@ class Node:
                 Container(ContainerId(name), name, CpuSet.parse(cpus)), Source.NRI, 1)})
             for name, cpus in pods.items()})
         self.cache.dirty |= state.sandboxes.keys() | self.cache.placements.keys()
-        vms = {name: Vm(name, QEMU, Process(at, ThreadId(at, 1), ThreadRole.EMULATOR, ["qemu", "-smp", "3"]),
-                       True, VCPUS) for at, name in enumerate(state.sandboxes, 10)}
+        vms = {name: Vm(name, QEMU, Process(at, ThreadId(at, 1), ThreadRole.EMULATOR, ["qemu", "-smp", "3"]))
+               for at, name in enumerate(state.sandboxes, 10)}
+        for vm in vms.values():
+            vm.vcpu_state, vm.vcpus = VcpuState.IDENTIFIED, VCPUS
         self.cache.place_changed(state, vms, lambda sandbox: None, _raise)
         return {str(name): placement for name, placement in self.cache.placements.items()}
 

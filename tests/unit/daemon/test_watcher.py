@@ -329,7 +329,7 @@ def test_vcpus_are_missed_once_the_vmm_has_more_than_its_first_thread(
             vmm = Process(pid, ThreadId(pid, 1), ThreadRole.EMULATOR, ["qemu"])
             vmm.stats.update({number: stat for number in range(threads) if (stat := Procfs().stat(pid)) is not None})
             caplog.clear()
-            watcher.passes.report_unidentified(Vm(SandboxId("a"), QEMU, vmm, identified=False, vcpus=()))
+            watcher.passes.report_unidentified(Vm(SandboxId("a"), QEMU, vmm))
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())

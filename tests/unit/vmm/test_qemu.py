@@ -10,6 +10,7 @@ import pytest
 from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
+from identified_threads import identified
 
 from vmpin.domain.model import Vcpu, VcpuId
 from vmpin.host.procfs import Procfs, Stat
@@ -25,7 +26,6 @@ from vmpin.vmm.qemu import (
     serial_socket,
     vhost_user_vsock,
 )
-from vmpin.vmm.threads import identify
 
 X86 = "qemu-system-x86_64"
 
@@ -170,7 +170,7 @@ def test_no_loop_is_as_long_as_maxcpus(text: str) -> None:
 
     assert effort(read) < 0.5
     threads = [(7, Stat("CPU 0/KVM", "S", 1, 0, 1, 0))]
-    assert effort(lambda: identify(7, qemu.QEMU, argv, threads, Procfs("/nowhere"))) < 0.5
+    assert effort(lambda: identified(7, qemu.QEMU, argv, threads, Procfs("/nowhere"))) < 0.5
 
 
 @given(st.tuples(*[st.integers(1, 5)] * 4), st.integers(0, 300))

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from identified_threads import identified
 from need import need_root, need_tool
 from vmm_trees import process
 
@@ -26,7 +27,6 @@ from vmpin.vmm.recognition import (
     kernel_thread_owner,
     recognize,
 )
-from vmpin.vmm.threads import read_names
 from vmpin.vmm.vmm_type import VmmType
 
 SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"
@@ -379,7 +379,7 @@ def test_every_vmm_has_a_command_line_above_and_names_of_threads(vmm: VmmType) -
     """Dragonball runs inside the shim and has no command line."""
     assert vmm is dragonball.DRAGONBALL or any(each is vmm and sandbox for _, each, sandbox in VMMS)
     stats = {1: Stat("vmm", "S", 1, 0, 7, 0), 2: Stat("other", "S", 1, 0, 7, 0)}
-    assert set(read_names(vmm, 1, stats).roles) == {1, 2}
+    assert set(identified(1, vmm, [], stats.items(), Procfs("/nowhere")).roles) == {1, 2}
 
 
 HELPERS = [

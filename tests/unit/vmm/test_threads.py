@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import vmm_trees
-from vmm_trees import CPU0, CPU1, FUTEX, IO, PID, PPOLL, QEMU, RCU, UNNAMED, Fake, by_thread, kvm_run
+from identified_threads import vcpus_of
+from vmm_trees import CPU0, CPU1, FUTEX, IO, PID, PPOLL, QEMU, RCU, UNNAMED, Fake, kvm_run
 
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
@@ -61,11 +62,11 @@ def test_named_vcpus_may_have_holes_and_are_complete_at_what_smp_promises(tmp_pa
     fake.thread(PID)
     fake.thread(CPU0, "CPU 0/KVM")
     found = fake.identify()
-    assert (found.found_by, found.complete, by_thread(found)) == ("names", False, {CPU0: 0})
+    assert (found.found_by, found.complete, vcpus_of(found)) == ("names", False, {CPU0: 0})
     fake.thread(CPU1, "CPU 1/KVM")
     fake.thread(110, "CPU 7/KVM")
     found = fake.identify()
-    assert (found.found_by, found.complete, by_thread(found)) == ("names", True, {CPU0: 0, CPU1: 1, 110: 7})
+    assert (found.found_by, found.complete, vcpus_of(found)) == ("names", True, {CPU0: 0, CPU1: 1, 110: 7})
     assert not fake.slept
 
 
@@ -80,19 +81,19 @@ def test_number_claimed_twice_discredits_all_names(unnamed: Fake) -> None:
     unnamed.thread(CPU0, "CPU 1/KVM", kvm_run(12))
     unnamed.thread(CPU1, "CPU 1/KVM", kvm_run(13))
     found = unnamed.identify()
-    assert (found.found_by, found.complete, by_thread(found)) == ("kvm_run", True, {CPU0: 0, CPU1: 1})
+    assert (found.found_by, found.complete, vcpus_of(found)) == ("kvm_run", True, {CPU0: 0, CPU1: 1})
 
 
 def test_kernels_worker_is_no_vcpu_whatever_its_name(tmp_path: Path) -> None:
     fake = Fake(tmp_path, argv=["firecracker"], vmm=firecracker.FIRECRACKER)
     fake.thread(PID, "firecracker")
     fake.thread(RCU, "fc_vcpu 0", flags=PF_USER_WORKER)
-    assert by_thread(fake.identify()) == {}
+    assert vcpus_of(fake.identify()) == {}
 
 
 def test_threads_in_kvm_run_are_vcpus_and_kvms_worker_is_not(unnamed: Fake) -> None:
     found = unnamed.identify()
-    assert (found.found_by, found.complete, by_thread(found)) == ("kvm_run", True, {CPU0: 0, CPU1: 1})
+    assert (found.found_by, found.complete, vcpus_of(found)) == ("kvm_run", True, {CPU0: 0, CPU1: 1})
     assert found.roles[108] == (ThreadRole.KVM, None)
     assert found.roles[RCU] == found.roles[IO] == found.roles[PID] == (ThreadRole.EMULATOR, None)
     assert not unnamed.slept
@@ -101,13 +102,13 @@ def test_threads_in_kvm_run_are_vcpus_and_kvms_worker_is_not(unnamed: Fake) -> N
 def test_kvm_run_on_arm_is_ioctl_29(unnamed: Fake) -> None:
     unnamed.argv[0] = "qemu-system-aarch64"
     unnamed.thread(CPU0, call=kvm_run(12).replace("16 ", "29 ", 1))
-    assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1}
+    assert vcpus_of(unnamed.identify()) == {CPU0: 0, CPU1: 1}
 
 
 @pytest.mark.parametrize("call", ["54 0xc 0xae80 0x0", "54 0xc 0x2000ae80 0x0"])
 def test_kvm_run_on_s390x_and_power_is_ioctl_54(unnamed: Fake, call: str) -> None:
     unnamed.thread(CPU0, call=call)
-    assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1}
+    assert vcpus_of(unnamed.identify()) == {CPU0: 0, CPU1: 1}
 
 
 @pytest.mark.parametrize("call", [
@@ -115,42 +116,42 @@ def test_kvm_run_on_s390x_and_power_is_ioctl_54(unnamed: Fake, call: str) -> Non
 def test_other_calls_are_not_kvm_run(unnamed: Fake, call: str) -> None:
     unnamed.thread(CPU1, call=call)
     found = unnamed.identify()
-    assert (by_thread(found), found.complete) == ({CPU0: 0}, False)
+    assert (vcpus_of(found), found.complete) == ({CPU0: 0}, False)
 
 
 def test_two_threads_in_the_same_vcpu_are_not_believed(unnamed: Fake) -> None:
     unnamed.thread(CPU1, call=kvm_run(12))
     found = unnamed.identify()
-    assert (found.found_by, by_thread(found), found.complete) == ("none", {}, False)
+    assert (found.found_by, vcpus_of(found), found.complete) == ("none", {}, False)
 
 
 def test_thread_on_a_cpu_is_looked_at_again(unnamed: Fake) -> None:
     unnamed.thread(CPU1, call="running")
     unnamed.later = {CPU1: kvm_run(13)}
     found = unnamed.identify()
-    assert (found.found_by, by_thread(found), found.complete) == ("kvm_run", {CPU0: 0, CPU1: 1}, True)
+    assert (found.found_by, vcpus_of(found), found.complete) == ("kvm_run", {CPU0: 0, CPU1: 1}, True)
     assert len(unnamed.slept) == 1
 
 
 def test_busy_vcpu_is_given_up_within_ten_milliseconds(unnamed: Fake) -> None:
     unnamed.thread(CPU1, call="running")
     found = unnamed.identify()
-    assert (by_thread(found), found.complete) == ({CPU0: 0}, False)
+    assert (vcpus_of(found), found.complete) == ({CPU0: 0}, False)
     assert 0 < sum(unnamed.slept) < 0.01
 
 
 def test_what_was_learned_is_kept_though_the_vcpu_never_shows_again(unnamed: Fake) -> None:
     unnamed.thread(CPU1, call="running")
     learned = {ThreadId(CPU1, 7): VcpuId(1)}
-    assert by_thread(unnamed.identify(learned)) == {CPU0: 0, CPU1: 1}
+    assert vcpus_of(unnamed.identify(learned)) == {CPU0: 0, CPU1: 1}
     found = unnamed.identify({ThreadId(CPU0, 7): VcpuId(0), **learned})
-    assert (found.found_by, by_thread(found), found.complete) == ("learned", {CPU0: 0, CPU1: 1}, True)
+    assert (found.found_by, vcpus_of(found), found.complete) == ("learned", {CPU0: 0, CPU1: 1}, True)
     assert not unnamed.slept
 
 
 def test_what_was_learned_of_an_earlier_thread_of_that_number_is_not_used(unnamed: Fake) -> None:
     found = unnamed.identify({ThreadId(RCU, 6): VcpuId(0), ThreadId(999, 7): VcpuId(1)})
-    assert by_thread(found) == {CPU0: 0, CPU1: 1}
+    assert vcpus_of(found) == {CPU0: 0, CPU1: 1}
 
 
 def test_name_that_contradicts_what_was_learned_is_not_believed(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_name_that_contradicts_what_was_learned_is_not_believed(tmp_path: Path) 
     fake.thread(CPU0, "CPU 1/KVM")
     fake.thread(CPU1, "CPU 0/KVM")
     found = fake.identify({ThreadId(CPU0, 7): VcpuId(0)})
-    assert (by_thread(found), found.complete) == ({CPU0: 0}, False)
+    assert (vcpus_of(found), found.complete) == ({CPU0: 0}, False)
 
 
 def test_new_vcpu_of_an_unnamed_qemu_makes_it_incomplete_until_it_shows(unnamed: Fake) -> None:
@@ -169,7 +170,7 @@ def test_new_vcpu_of_an_unnamed_qemu_makes_it_incomplete_until_it_shows(unnamed:
     assert not unnamed.identify(learned).complete
     unnamed.thread(110, call=kvm_run(20))
     found = unnamed.identify(learned)
-    assert (by_thread(found), found.complete) == ({CPU0: 0, CPU1: 1, 110: 7}, True)
+    assert (vcpus_of(found), found.complete) == ({CPU0: 0, CPU1: 1, 110: 7}, True)
 
 
 def test_named_qemu_with_a_newborn_thread_is_looked_into(unnamed: Fake) -> None:
@@ -188,16 +189,16 @@ def test_apic_ids_are_turned_back_into_cpu_indices(unnamed: Fake) -> None:
     unnamed.argv = [QEMU, "-smp", "3,sockets=2,cores=3,maxcpus=6"]
     unnamed.fd(20, "anon_inode:kvm-vcpu:4")
     unnamed.thread(110, call=kvm_run(20))
-    assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1, 110: 3}
+    assert vcpus_of(unnamed.identify()) == {CPU0: 0, CPU1: 1, 110: 3}
 
 
 def test_a_number_that_no_vcpu_can_have_is_not_taken(unnamed: Fake) -> None:
     """The state file could not be loaded with it. KVM takes ids up to 16383 on x86, and QMP's answer is the VMM's."""
     unnamed.fd(20, "anon_inode:kvm-vcpu:8192")
     unnamed.thread(110, call=kvm_run(20))
-    assert by_thread(unnamed.identify()) == {CPU0: 0, CPU1: 1}
+    assert vcpus_of(unnamed.identify()) == {CPU0: 0, CPU1: 1}
     unnamed.thread(110, call="")
-    assert by_thread(unnamed.identify(qmp=read_answer([{"thread-id": 110, "cpu-index": 4000000}], []))) == {
+    assert vcpus_of(unnamed.identify(qmp=read_answer([{"thread-id": 110, "cpu-index": 4000000}], []))) == {
         CPU0: 0, CPU1: 1}
 
 
@@ -241,7 +242,7 @@ def test_debugfs_identifies_busy_vcpus_without_waiting(unnamed: Fake) -> None:
     unnamed.debugfs(0, CPU0)
     unnamed.debugfs(1, CPU1)
     found = unnamed.identify()
-    assert (found.found_by, by_thread(found), found.complete) == ("debugfs", {CPU0: 0, CPU1: 1}, True)
+    assert (found.found_by, vcpus_of(found), found.complete) == ("debugfs", {CPU0: 0, CPU1: 1}, True)
     assert not unnamed.slept
 
 
@@ -250,7 +251,7 @@ def test_debugfs_zero_is_a_vcpu_that_never_ran(unnamed: Fake) -> None:
     unnamed.debugfs(0, CPU0)
     unnamed.debugfs(1, 0)
     found = unnamed.identify()
-    assert (by_thread(found), found.complete) == ({CPU0: 0}, False)
+    assert (vcpus_of(found), found.complete) == ({CPU0: 0}, False)
 
 
 def test_debugfs_shows_that_a_vcpu_was_unplugged(unnamed: Fake) -> None:
@@ -266,7 +267,7 @@ def test_debugfs_of_another_process_is_not_read(unnamed: Fake) -> None:
     where.mkdir(parents=True)
     (where / "pid").write_text(f"{RCU}\n")
     unnamed.thread(CPU1)
-    assert by_thread(unnamed.identify()) == {CPU0: 0}
+    assert vcpus_of(unnamed.identify()) == {CPU0: 0}
 
 
 def test_qmp_answer_identifies_vcpus_and_iothreads(tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def test_qmp_answer_identifies_vcpus_and_iothreads(tmp_path: Path) -> None:
     for tid in (PID, RCU, IO, CPU0, CPU1):
         fake.thread(tid)
     found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), CPU1: VcpuId(1)}, frozenset((IO,))))
-    assert (found.found_by, by_thread(found), found.complete) == ("qmp", {CPU0: 0, CPU1: 1}, True)
+    assert (found.found_by, vcpus_of(found), found.complete) == ("qmp", {CPU0: 0, CPU1: 1}, True)
     assert found.roles[IO] == (ThreadRole.IOTHREAD, None)
     # a pass later only what was learned is handed in
     found = fake.identify({ThreadId(CPU0, 7): VcpuId(0), ThreadId(CPU1, 7): VcpuId(1)},
@@ -288,10 +289,10 @@ def test_qmp_answer_about_threads_that_are_not_there_is_not_believed(tmp_path: P
     for tid in (PID, RCU, CPU0):
         fake.thread(tid)
     found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), 1: VcpuId(1)}, frozenset((1,))))
-    assert (by_thread(found), found.complete) == ({CPU0: 0}, False)
+    assert (vcpus_of(found), found.complete) == ({CPU0: 0}, False)
     assert set(found.roles) == {PID, RCU, CPU0}
     found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(0), RCU: VcpuId(0)}, frozenset()))
-    assert by_thread(found) == {}
+    assert vcpus_of(found) == {}
 
 
 def test_names_go_before_qmp_and_qmp_still_identifies_the_iothreads(tmp_path: Path) -> None:
@@ -299,7 +300,7 @@ def test_names_go_before_qmp_and_qmp_still_identifies_the_iothreads(tmp_path: Pa
     for tid, comm in ((PID, UNNAMED), (IO, UNNAMED), (CPU0, "CPU 0/KVM"), (CPU1, "CPU 1/KVM")):
         fake.thread(tid, comm)
     found = fake.identify(qmp=QmpAnswer({CPU0: VcpuId(1), CPU1: VcpuId(0)}, frozenset((IO,))))
-    assert (found.found_by, by_thread(found)) == ("names", {CPU0: 0, CPU1: 1})
+    assert (found.found_by, vcpus_of(found)) == ("names", {CPU0: 0, CPU1: 1})
     assert found.roles[IO] == (ThreadRole.IOTHREAD, None)
 
 
