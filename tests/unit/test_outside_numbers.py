@@ -25,7 +25,7 @@ from vmpin.protocol.parsing import MAX_NUMBER, parse_answer
 from vmpin.reconcile.state_format import unpack
 from vmpin.runtime.kata import parse_go
 from vmpin.runtime.kubelet import parse_checkpoint
-from vmpin.runtime.oci import parse_message
+from vmpin.runtime.oci import split_message
 from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu
 from vmpin.vmm.qemu import cpu_index, guest_vcpus, parse_smp
 from vmpin.vmm.recognition import kernel_thread_owner
@@ -97,8 +97,8 @@ def books(text: str) -> Iterable[float]:
 
 
 def hook(text: str) -> Iterable[int | None]:
-    found = parse_message(f"vmpin-hook/1 stage=createRuntime boot={text}\n{{}}".encode())
-    return [found.time]
+    found = split_message(f"vmpin-hook/1 stage=createRuntime boot={text}\n{{}}".encode())
+    return [found[1]]
 
 
 def whole_of(value: object) -> Iterable[float | None]:

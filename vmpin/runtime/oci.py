@@ -31,18 +31,9 @@ _PAUSE = ("sandbox", "podsandbox")
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 
-class HookMessage(NamedTuple):
-    """A hook's message: the stage for which the hook was registered, its time (CLOCK_BOOTTIME, ns), and the raw state
-    from the runtime."""
-
-    stage: str
-    time: int
-    state: bytes
-
-
 class HookState(NamedTuple):
-    """A parsed state with the time of its message (CLOCK_BOOTTIME, ns). `pid` depends on the runtime: the container's
-    process, the VMM, a thread of the shim, or 0."""
+    """A parsed message: the state, the stage for which the hook was registered, and the hook's time (CLOCK_BOOTTIME,
+    ns). `pid` depends on the runtime: the container's process, the VMM, a thread of the shim, or 0."""
 
     stage: str
     container: ContainerId
@@ -61,21 +52,16 @@ class HookState(NamedTuple):
         return self.stage == "poststop"
 
 
-def parse_hook(raw: bytes) -> HookState:
-    """Parse a hook's message with its state. :raises SourceError: it is invalid."""
-    return parse_state(parse_message(raw))
-
-
 def container_in(raw: bytes) -> str:
     """The container's id in a message that `parse_hook` has refused, for the log; "-" if it has none."""
     with suppress(SourceError):
-        name = parse_object(parse_message(raw).state, "").get("id")
+        name = parse_object(split_message(raw)[2], "").get("id")
         return name if isinstance(name, str) and valid_id(name) else "-"
     return "-"
 
 
-def parse_message(raw: bytes) -> HookMessage:
-    """Split a hook's message into header and state. :raises SourceError: the header is invalid."""
+def split_message(raw: bytes) -> tuple[str, int, bytes]:
+    """Split a hook's message. :returns: stage, time and raw state. :raises SourceError: the header is invalid."""
     line, newline, state = raw.partition(b"\n")
     if not newline or not line.startswith(HEADER) or len(line) > 256:
         raise SourceError("hook message", "does not begin with the vmpin-hook/1 line")
@@ -88,15 +74,16 @@ def parse_message(raw: bytes) -> HookMessage:
         raise SourceError("hook message", f"boot {boot[:40]!r} is no number of nanoseconds")
     if len(state) > MAX_STATE:
         raise SourceError("hook message", f"the state is {len(state)} bytes long, at most {MAX_STATE} are read")
-    return HookMessage(stage, time, state)
+    return stage, time, state
 
 
-def parse_state(message: HookMessage) -> HookState:
-    """Parse the state of a message. :raises SourceError: it is invalid."""
-    where = f"{message.stage} hook state"
-    if not message.state.strip():
+def parse_hook(raw: bytes) -> HookState:
+    """Parse a hook's message with its state. :raises SourceError: it is invalid."""
+    stage, time, raw_state = split_message(raw)
+    where = f"{stage} hook state"
+    if not raw_state.strip():
         raise SourceError(where, "is empty")
-    state = parse_object(message.state, where)
+    state = parse_object(raw_state, where)
     state_id = state.get("id")
     if not isinstance(state_id, str) or not valid_id(state_id):
         raise SourceError(where, f"id {str(state_id)[:80]!r} is no container id")
@@ -107,8 +94,8 @@ def parse_state(message: HookMessage) -> HookState:
     annotations = _strings(state.get("annotations"))
     dialect = dialect_of(str(bundle))
     container, sandbox, pause = _identity(where, state_id, str(bundle), annotations, dialect)
-    return HookState(message.stage, ContainerId(container), SandboxId(sandbox), pid, str(bundle),
-                     annotations, pause, dialect, tuple(foreign(annotations, dialect)), message.time)
+    return HookState(stage, ContainerId(container), SandboxId(sandbox), pid, str(bundle),
+                     annotations, pause, dialect, tuple(foreign(annotations, dialect)), time)
 
 
 def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, str],

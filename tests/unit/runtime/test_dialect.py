@@ -25,7 +25,7 @@ from vmpin.errors import SourceError
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import CONTAINERD, CRIO, KATA_BUNDLE, bundle_id, dialect_of
 from vmpin.runtime.kata import parse_go
-from vmpin.runtime.oci import HookMessage, parse_state
+from vmpin.runtime.oci import parse_hook
 from vmpin.sources.hook_state import events_of
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, Synced
 from vmpin.sources.nri.translation import events_of as nri_events
@@ -66,11 +66,11 @@ class Met:
     stage: str = "createRuntime"
     pause: bool = False
 
-    def message(self, author: Mapping[str, str], time: int = 50) -> HookMessage:
+    def message(self, author: Mapping[str, str], time: int = 50) -> bytes:
         last = self.pause and self.bundle.endswith("/userdata")
         merged = {**self.own, **author} if last else {**author, **self.own}
         state = {"ociVersion": "1.0.2", "id": self.id, "bundle": self.bundle, "annotations": merged}
-        return HookMessage(self.stage, time, json.dumps(state).encode())
+        return b"vmpin-hook/1 stage=%b boot=%d\n%b" % (self.stage.encode(), time, json.dumps(state).encode())
 
 
 MET = [
@@ -118,7 +118,7 @@ def test_whatever_the_author_writes_a_state_changes_no_sandbox_but_its_own(
         met: Met, author: dict[str, str], nri: bool) -> None:
     before = victim(nri)
     try:
-        events = events_of(parse_state(met.message(author)), before, PROC, KEY)
+        events = events_of(parse_hook(met.message(author)), before, PROC, KEY)
     except SourceError:
         return
     found = after(events, before)
@@ -137,7 +137,7 @@ def test_whatever_the_author_writes_a_state_changes_no_sandbox_but_its_own(
 def test_a_pod_is_named_by_its_runtime_alone(met: Met, author: dict[str, str]) -> None:
     """Where no NRI names it: by its uid the kubelet's checkpoint is read."""
     try:
-        events = events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY)
+        events = events_of(parse_hook(met.message(author)), DesiredState(), PROC, KEY)
     except SourceError:
         return
     assert [(event.sandbox, event.pod) for event in events if isinstance(event, SandboxSeen)] == [(OWN, POD)]
@@ -183,10 +183,10 @@ def test_two_families_that_name_different_sandboxes_are_refused(met: Met, author
     own = (author is CRI_OF_VICTIM and met.bundle.startswith(TASKS)) or (
         author is CRIO_OF_VICTIM and met.bundle.startswith(OVERLAY))
     if own:
-        assert parse_state(met.message(author)).sandbox == OWN
+        assert parse_hook(met.message(author)).sandbox == OWN
         return
     with pytest.raises(SourceError, match="name two sandboxes") as caught:
-        parse_state(met.message(author))
+        parse_hook(met.message(author))
     assert str(caught.value).isprintable()
 
 
@@ -197,7 +197,7 @@ def test_what_the_author_says_of_the_pod_is_reported_and_counts_for_nothing(
     theirs = CRI_OF_VICTIM if met.bundle.startswith(OVERLAY) else CRIO_OF_VICTIM
     author = {key: value for key, value in theirs.items() if value != VICTIM}
     with caplog.at_level(logging.WARNING):
-        events = events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY, counters)
+        events = events_of(parse_hook(met.message(author)), DesiredState(), PROC, KEY, counters)
     (seen,) = (event for event in events if isinstance(event, SandboxSeen))
     assert (seen.sandbox, seen.pod) == (OWN, POD)
     assert (counters.disputed, counters.disputed_by) == (1, {OWN: 1})
@@ -212,11 +212,11 @@ def test_the_config_of_crios_pause_container_names_no_other_sandbox(author: dict
     """CRI-O runs no hook for it; should another program, the id counts."""
     pause = next(met for met in MET if met.what == "CRI-O's pause")
     with pytest.raises(SourceError, match="is a sandbox by its state"):
-        parse_state(pause.message(author))
+        parse_hook(pause.message(author))
     # Called a container, and of the victim: it is known to be a sandbox.
     known = victim(nri=True)
     counters = Counters()
-    events = events_of(parse_state(pause.message(CRIO_OF_VICTIM)), known, PROC, KEY, counters)
+    events = events_of(parse_hook(pause.message(CRIO_OF_VICTIM)), known, PROC, KEY, counters)
     found = after(events, known)
     assert found.sandboxes[VICTIM] is known.sandboxes[VICTIM]
     assert found.sandboxes[OWN].pod == POD
@@ -232,7 +232,7 @@ def test_nri_and_katas_state_outrank_an_annotation() -> None:
         counters = Counters()
         forged = Met("forged", CID, f"{TASKS}/{CID}", {**containerd("container", "app"),
                                                       "io.kubernetes.cri.sandbox-id": VICTIM})
-        found = after(events_of(parse_state(forged.message({})), known, PROC, KEY, counters), known)
+        found = after(events_of(parse_hook(forged.message({})), known, PROC, KEY, counters), known)
         assert found.sandboxes[VICTIM] is known.sandboxes[VICTIM]
         assert found.sandboxes[OWN].containers.keys() == {CID}
         assert (counters.disputed, counters.disputed_by) == (1, {OWN: 1})
@@ -300,6 +300,6 @@ def test_an_annotation_makes_no_cpuset(tmp_path: Path) -> None:
     (bundle / "config.json").write_text(json.dumps({"annotations": author, "linux": {"resources": {"cpu": {
         "cpus": "2"}}}}))
     met = Met("containerd", CID, str(bundle), containerd("container", "app"))
-    (seen,) = (event for event in events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY)
+    (seen,) = (event for event in events_of(parse_hook(met.message(author)), DesiredState(), PROC, KEY)
                if isinstance(event, ContainerSeen))
     assert (seen.container.cpuset, seen.container.exclusive) == (CpuSet.parse("2"), True)

@@ -15,7 +15,7 @@ from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen, SandboxSeen
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
-from vmpin.runtime.oci import HookMessage, bundle_gone, parse_state
+from vmpin.runtime.oci import bundle_gone, parse_hook
 from vmpin.sources.hook_state import events_of
 
 PROC = Procfs()
@@ -25,8 +25,8 @@ def events(pid: int, bundle: Path, age: float = 0.0, stage: str = "createRuntime
            name: str = "c1") -> tuple[SandboxSeen, ContainerSeen]:
     """What a message says that was written so many seconds ago."""
     state = {"ociVersion": "1.0.2", "id": name, "status": "created", "pid": pid, "bundle": str(bundle)}
-    message = HookMessage(stage, max(0, boottime.now() - int(age * 1e9)), json.dumps(state).encode())
-    sandbox, container = events_of(parse_state(message), DesiredState(), PROC, "")
+    message = f"vmpin-hook/1 stage={stage} boot={max(0, boottime.now() - int(age * 1e9))}\n{json.dumps(state)}"
+    sandbox, container = events_of(parse_hook(message.encode()), DesiredState(), PROC, "")
     assert isinstance(sandbox, SandboxSeen)
     assert isinstance(container, ContainerSeen)
     return sandbox, container
