@@ -58,14 +58,22 @@ def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def options_of(value: str, implied: str) -> dict[str, str]:
-    """Parse an option's value, written as `keyvals` or as JSON, to a dict; {} if it is neither."""
+def option_pairs(value: str, implied: str) -> list[tuple[str, str]]:
+    """Parse an option's value, written as `keyvals` or as JSON, to (key, value) pairs; [] if it is neither. A list in
+    JSON gives several pairs with the same key."""
     if not value.startswith("{"):
-        return dict(keyvals(value, implied))
+        return keyvals(value, implied)
     try:
-        return {key: str(item) for key, item in load_json(value).items() if isinstance(item, str | int)}
+        options = load_json(value)
     except ValueError:
-        return {}
+        return []
+    return [(key, str(item)) for key, items in options.items()
+            for item in (items if isinstance(items, list) else [items])]
+
+
+def options_of(value: str, implied: str) -> dict[str, str]:
+    """Parse an option's value as `option_pairs` does, to a dict."""
+    return dict(option_pairs(value, implied))
 
 
 def chardev_sockets(argv: Sequence[str]) -> dict[str, dict[str, str]]:

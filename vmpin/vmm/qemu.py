@@ -10,11 +10,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from vmpin.bounded import load_json, parse_whole
+from vmpin.bounded import parse_whole
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import SandboxId, Vcpu, VcpuId
 from vmpin.named_tuple import NamedTuple
-from vmpin.vmm.arguments import ON, chardev_sockets, keyvals, option_values, options_of, sandbox_id, vsock_cid
+from vmpin.vmm.arguments import (
+    ON,
+    chardev_sockets,
+    keyvals,
+    option_pairs,
+    option_values,
+    options_of,
+    sandbox_id,
+    vsock_cid,
+)
 from vmpin.vmm.vmm_type import MAX_VCPUS, GuestChannels, VmmType, VmStart, host_machine
 
 #: QEMU's limit on NUMA nodes (include/system/numa.h, MAX_NODES).
@@ -175,7 +184,7 @@ def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tup
     guest without nodes (-machine memory-backend=). Invalid options are left out."""
     bound: dict[str, frozenset[int]] = {}
     for value in backends:
-        pairs = _pairs(value, "qom-type")
+        pairs = option_pairs(value, "qom-type")
         options = dict(pairs)
         # The policy is `default` without host-nodes; with it QEMU wants bind, preferred or interleave.
         if options.get("qom-type", "").startswith("memory-backend-") and options.get("policy") != "default":
@@ -221,7 +230,7 @@ def _parse_numa(numa: tuple[str, ...]) -> _NumaCpus:
     the vCPUs that are plugged in one by one."""
     placed: dict[tuple[str, ...], dict[tuple[int, ...], tuple[int, int]]] = {}
     for order, value in enumerate(numa):
-        pairs = _pairs(value, "type")
+        pairs = option_pairs(value, "type")
         options = dict(pairs)
         if options.get("type") == "cpu":
             node = parse_whole(options.get("node-id", ""), _MAX_NODES - 1)
@@ -234,21 +243,9 @@ def _parse_numa(numa: tuple[str, ...]) -> _NumaCpus:
 
 def _numa_nodes(numa: tuple[str, ...]) -> list[tuple[int, list[tuple[str, str]]]]:
     """The guest's nodes by `-numa node`, with their options. Without nodeid= they are numbered in order."""
-    nodes = [pairs for pairs in (_pairs(value, "type") for value in numa) if ("type", "node") in pairs]
+    nodes = [pairs for pairs in (option_pairs(value, "type") for value in numa) if ("type", "node") in pairs]
     numbers = [parse_whole(dict(pairs).get("nodeid", str(place)), _MAX_NODES - 1) for place, pairs in enumerate(nodes)]
     return [(number, pairs) for number, pairs in zip(numbers, nodes, strict=True) if number is not None]
-
-
-def _pairs(value: str, implied: str) -> list[tuple[str, str]]:
-    """Parse an option to (key, value) pairs; a list in JSON gives several pairs with the same key."""
-    if not value.startswith("{"):
-        return keyvals(value, implied)
-    try:
-        options = load_json(value)
-    except ValueError:
-        return []
-    return [(key, str(item)) for key, items in options.items()
-            for item in (items if isinstance(items, list) else [items])]
 
 
 def _numbers(pairs: Iterable[tuple[str, str]], wanted: str) -> CpuSet:
