@@ -4,9 +4,8 @@ processes of containers that hooks reported."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import (
     ContainerSeen,
@@ -21,7 +20,8 @@ from vmpin.domain.events import (
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId, ThreadId, named
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups, CpusetCgroup, Layout
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import cpu_list
 from vmpin.named_tuple import NamedTuple
 from vmpin.runtime.kata import KataSandbox, KataState
 from vmpin.vmm.process_table import ROUNDS
@@ -194,7 +194,7 @@ class DiskSources:
         # On cgroup v1 every cgroup has CPUs, its parent's by default: they are not the cpuset of a container that was
         # created without one.
         if container.cpuset is None and self.cgroups.layout is not Layout.V2 and (
-                cgroup.configured == _cpus_of(self.cgroups.cpus_file(cgroup.path.parent))):
+                cgroup.configured == cpu_list(str(self.cgroups.cpus_file(cgroup.path.parent)))):
             return
         # CPUs that are offline come back, but CPUs that a cgroup above withholds do not count.
         withheld = (cgroup.configured & self.online) - cgroup.effective if cgroup.effective else EMPTY
@@ -204,14 +204,6 @@ class DiskSources:
 def _ends_with_vm(record: ContainerRecord) -> bool:
     """Whether a container cannot end before its VM without an event, and has no cgroup to read."""
     return record.stopped or (record.reported_by(Source.KATA) and record.init is None)
-
-
-def _cpus_of(file: Path) -> CpuSet | None:
-    """The CPUs in a file; None if it cannot be read."""
-    try:
-        return CpuSet.parse((read_file(str(file)) or b"").decode("ascii", "replace"))
-    except (OSError, CpuSetError):
-        return None
 
 
 def _kata_events(kata: KataSandbox, sandbox: SandboxState | None, written: int, now: int) -> Iterator[Event]:
