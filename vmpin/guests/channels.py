@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vmpin.host.files import path_of
+from vmpin.host.files import path_of, short_path
 from vmpin.host.procfs import Procfs, split_arguments
 from vmpin.named_tuple import NamedTuple
 from vmpin.protocol.parsing import SERIAL
@@ -64,7 +64,9 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
     """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        await _connect(client, Path(path_of(pid, path)))
+        with short_path(path_of(pid, path)) as address:
+            async with asyncio.timeout(CONNECT_DEADLINE):
+                await asyncio.get_running_loop().sock_connect(client, address)
         # The process that called listen() (struct ucred: pid, uid, gid).
         listener, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if peer is not None and listener != peer:
@@ -78,16 +80,6 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
         client.close()
         raise
     return Stream(reader, writer)
-
-
-async def _connect(client: socket.socket, place: Path) -> None:
-    """Connect by descriptor, as a path through /proc is longer than the 107 bytes of an address."""
-    directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        async with asyncio.timeout(CONNECT_DEADLINE):
-            await asyncio.get_running_loop().sock_connect(client, f"/proc/self/fd/{directory}/{place.name}")
-    finally:
-        os.close(directory)
 
 
 def socket_id(path: str, pid: int) -> tuple[int, int] | None:

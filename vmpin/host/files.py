@@ -7,6 +7,7 @@ configuration below a root: `/`, or the mount point of the node's file system in
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import os
@@ -76,6 +77,17 @@ def path_of(pid: int | str, path: str | os.PathLike[str]) -> str:
     working directory."""
     path = os.fspath(path)
     return f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}"
+
+
+@contextlib.contextmanager
+def short_path(path: str) -> Iterator[str]:
+    """A path for the address of a socket at `path`, as an address has 107 bytes at most: of its directory, opened.
+    :raises OSError: the directory cannot be opened."""
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+    finally:
+        os.close(directory)
 
 
 def read_regular(path: str | os.PathLike[str], most: int, *, follow: bool = False) -> tuple[bytes, os.stat_result]:

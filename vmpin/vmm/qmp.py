@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from typing import TypeGuard
 
 from vmpin.bounded import MAX_PID, load_json
 from vmpin.domain.model import VcpuId
-from vmpin.host.files import path_of
+from vmpin.host.files import path_of, short_path
 from vmpin.vmm.virtual_machine import QmpAnswer, Vm
 
 logger = logging.getLogger(__name__)
@@ -68,21 +67,16 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
     if _in_use(path, f"/proc/{process}/net/unix"):
         logger.debug("QMP socket in use path=%s", path)
         return None
-    directory = -1
     try:
-        # By descriptor, because the path through /proc may exceed the 107 bytes of a socket address.
-        directory = os.open(os.path.dirname(path_of(process, path)), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        async with asyncio.timeout(deadline):
-            return await _query(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+        with short_path(path_of(process, path)) as address:
+            async with asyncio.timeout(deadline):
+                return await _query(address)
     except TimeoutError:
         logger.debug("no answer from QMP path=%s within %g s", path, deadline)
         raise
     except Exception as err:  # any failure means that there is no answer
         logger.debug("no answer from QMP path=%s error=%r", path, err)
         return None
-    finally:
-        if directory >= 0:
-            os.close(directory)
 
 
 async def _query(address: str) -> QmpAnswer:
