@@ -77,7 +77,7 @@ def test_a_new_thread_to_its_mask(machine: Machine, crowd: Path) -> None:
     with walk.recorded():
         machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     assert mask(tid) == machine.pool
-    named = ("procevents/newborn_placer.py", "NamedVcpuPlacer.place_named")
+    named = ("procevents/newborn_placer.py", "NewbornPlacer._place_named")
     way = [station for station in stations("From a new thread to its mask") if station != named]
     check("a new thread to its mask", walk.until("host/affinity.py", "pin_threads"), way[2:5])
 

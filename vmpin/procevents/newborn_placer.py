@@ -15,7 +15,7 @@ over the new VM then places the shim.
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -68,7 +68,6 @@ class NewbornPlacer:
 
     def __init__(self, reconciler: Reconciler) -> None:
         self.book = LatencyBook(reconciler.node_state)
-        self._named_vcpus = NamedVcpuPlacer(reconciler, self.book)
         self._reconciler, self._view = reconciler, reconciler.view
         self._proc = self._view.proc
         #: The view's `followed`, cached for a batch because each event needs it.
@@ -78,6 +77,8 @@ class NewbornPlacer:
         #: Time of the last inspection of a process after an exec, by pid (CLOCK_MONOTONIC ns, as in events), since the
         #: last pass over everything.
         self._inspected: dict[int, int] = {}
+        #: The vCPU of each sandbox that was last placed ahead of a pass.
+        self._last_named: dict[SandboxId, VcpuId] = {}
         self._handlers: dict[type, Callable[[Any, FollowUp], None]] = {
             Fork: self._forked, Exec: self._executed, Comm: self._renamed}
 
@@ -109,7 +110,7 @@ class NewbornPlacer:
         if everything:
             view = self._view
             self._inspected.clear()
-            self._named_vcpus.forget_all_but(view.vms)
+            self._last_named = {sandbox: vcpu for sandbox, vcpu in self._last_named.items() if sandbox in view.vms}
             helped = view.helped() if self._early else ()
             self._early = {pid: (placement, main) for pid, (placement, main) in self._early.items()
                            if pid not in view.followed and placement.sandbox in helped
@@ -317,7 +318,7 @@ class NewbornPlacer:
             follow_up.maybe_workers.pop(event.thread, None)
             vm, process = followed
             if process is vm.vmm:
-                self._named_vcpus.place_named(event, vm, follow_up)
+                self._place_named(event, vm, follow_up)
         elif library_with([event.name]) is not None and event.process in self._view.helper_pids:
             # A shim with a library VMM counts as the VMM from the naming of its first vCPU on.
             follow_up.relevant = True
@@ -326,68 +327,45 @@ class NewbornPlacer:
             follow_up.now |= changed
             follow_up.started |= changed
 
-
-class NamedVcpuPlacer:
-    """Places a VMM's thread whose new name is that of a vCPU, ahead of the pass that identifies it. A thread can set
-    any name, so a name is acted on only if the following pass will accept it as well."""
-
-    def __init__(self, reconciler: Reconciler, book: LatencyBook) -> None:
-        self._reconciler, self._view = reconciler, reconciler.view
-        self._runs = self._view.runs
-        self._book = book
-        #: The vCPU of each sandbox that was last placed ahead of a pass.
-        self._last: dict[SandboxId, VcpuId] = {}
-
-    def forget_all_but(self, sandboxes: Container[SandboxId]) -> None:
-        """Forget VMs that have ended."""
-        if self._last:
-            self._last = {sandbox: vcpu for sandbox, vcpu in self._last.items() if sandbox in sandboxes}
-
-    def place_named(self, event: Comm, vm: Vm, follow_up: FollowUp) -> None:
-        """Place a VMM's thread that just got a name, and mark its name as new. A pass must confirm it, unless the name
-        is that of an emulator thread."""
+    def _place_named(self, event: Comm, vm: Vm, follow_up: FollowUp) -> None:
+        """Place a VMM's thread whose new name is that of a vCPU, ahead of the pass that identifies it, and mark its
+        name as new. A pass must confirm it, unless the name is that of an emulator thread. A thread can set any name,
+        so a name is acted on only if the following pass will accept it as well."""
         group, _, vcpu = read_name(vm.type.thread_names, event.name)
         if vcpu is None and (group is None or ROLE_BY_GROUP[group] is EMULATOR):
-            self._book.confirm(event.thread)
+            self.book.confirm(event.thread)
             return
         again = event.thread in vm.vmm.young  # a thread may rename itself all the time: leave it to the pass
         vm.vmm.young.add(event.thread)
         # Names are ignored if the VM's other vCPUs were not identified by names.
-        can_wait = vcpu is not None and vm.found_by == "names" and not again and self._place(event.thread, vm, vcpu)
+        can_wait = vcpu is not None and vm.found_by == "names" and not again and (
+            self._place_vcpu(event.thread, vm, vcpu))
         (follow_up.soon if can_wait else follow_up.now).add(vm.sandbox)
 
-    def _place(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
+    def _place_vcpu(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
         """Set a thread's mask to the CPUs of a vCPU.
         :returns: whether the pass over its VM can wait: the thread is in place, and no other thread has to move."""
         current = self._view.placements.get(vm.sandbox)
         planned, mask = self._view.placement_with_vcpu(vm, vcpu), affinity.get(tid)
         wanted = None if planned is None else planned.by_vcpu.get(vcpu)
-        if current is None or planned is None or wanted is None or mask is None or not self._runs(vm.vmm.id):
+        if current is None or planned is None or wanted is None or mask is None or not self._view.runs(vm.vmm.id):
             return False
-        last, self._last[vm.sandbox] = self._last.get(vm.sandbox, vcpu), vcpu
-        if mask != wanted.frozen() and not self._set_mask(vm, vcpu, tid, mask, planned):
-            return False
+        last, self._last_named[vm.sandbox] = self._last_named.get(vm.sandbox, vcpu), vcpu
+        if mask != wanted.frozen():
+            stat = self._proc.thread_stat(vm.vmm.pid, tid)
+            if stat is None or not self._is_plausible(vm, ThreadId(tid, stat.starttime), vcpu):
+                return False
+            thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
+            result = self._reconciler.pin_newborn(planned, thread, CpuSet(mask))
+            if result is None or result.placed is None:
+                return False
+            self.book.moved(tid, result.placed)
         # No other thread has to move, and no other new vCPU was placed since the last pass without regard to this one.
         return planned is current or (vm.vcpus_identified and last in {vcpu, *current.by_vcpu}
                                       and planned.without_vcpu(vcpu) == current.without_vcpu(vcpu))
-
-    def _set_mask(self, vm: Vm, vcpu: VcpuId, tid: int, mask: frozenset[int], placement: Placement) -> bool:
-        """Set a vCPU thread's mask by a placement with that vCPU. :returns: False if it could not be set.
-        :param mask: its mask now."""
-        stat = self._view.proc.thread_stat(vm.vmm.pid, tid)
-        if stat is None:
-            return False
-        thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
-        if not self._is_plausible(vm, thread.id, vcpu):
-            return False
-        result = self._reconciler.pin_newborn(placement, thread, CpuSet(mask))
-        if result is None or result.placed is None:
-            return False
-        self._book.moved(tid, result.placed)
-        return True
 
     def _is_plausible(self, vm: Vm, thread: ThreadId, vcpu: VcpuId) -> bool:
         """Whether a pass will accept a name. It will not, and would move the thread back, if the thread is known as
         another vCPU, or if another running thread is this vCPU."""
         return vm.vcpu_threads.get(thread, vcpu) == vcpu and not any(
-            number == vcpu and other != thread and self._runs(other) for other, number in vm.vcpu_threads.items())
+            number == vcpu and other != thread and self._view.runs(other) for other, number in vm.vcpu_threads.items())
