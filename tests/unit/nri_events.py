@@ -10,6 +10,7 @@ from vmpin.domain.events import Event
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.host.procfs import Procfs
 from vmpin.sources.nri.nri_events import NriContainer, NriEvent, NriPod
+from vmpin.sources.nri.processes import NriProcesses
 from vmpin.sources.nri.translation import events_of
 
 PROC = Procfs()
@@ -28,7 +29,7 @@ def container(id_: str = C1, cpus: str | None = None, state: int = 3, pid: int =
 
 
 def translated(event: NriEvent, state: DesiredState | None = None) -> list[Event]:
-    return events_of(event, state or DesiredState(), PROC, KEY)
+    return events_of(event, state or DesiredState(), NriProcesses(PROC), KEY)
 
 
 def after(events: Iterable[NriEvent], state: DesiredState | None = None) -> DesiredState:

@@ -138,8 +138,8 @@ def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
     lost = False
     for event in events:
         try:
-            changes = translation.events_of(node_state.nri_reports.take(event), node_state.state, node_state.proc,
-                                            node_state.config.policy.exclusive_annotation, node_state.nri_processes)
+            changes = translation.events_of(node_state.nri_reports.take(event), node_state.state,
+                                            node_state.nri_processes, node_state.config.policy.exclusive_annotation)
         except OSError as err:  # out of descriptors, for instance; the other events are applied
             logger.error("NRI event not applied, everything is listed again: %s", err)
             lost = True

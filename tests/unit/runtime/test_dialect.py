@@ -28,6 +28,7 @@ from vmpin.runtime.kata import parse_go
 from vmpin.runtime.oci import parse_hook
 from vmpin.sources.hook_state import events_of
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, Synced
+from vmpin.sources.nri.processes import NriProcesses
 from vmpin.sources.nri.translation import events_of as nri_events
 from vmpin.wire.nri_enums import Verb
 
@@ -259,14 +260,14 @@ def fooled() -> DesiredState:
 
 def test_what_nri_lists_is_in_no_other_sandbox() -> None:
     listed = Synced(PODS, (nri_container(CID, OWN), nri_container(THEIRS, VICTIM)), 20)
-    found = after(nri_events(listed, fooled(), PROC, KEY), fooled())
+    found = after(nri_events(listed, fooled(), NriProcesses(PROC), KEY), fooled())
     assert {name: (sandbox.pod, set(sandbox.containers)) for name, sandbox in found.sandboxes.items()} == {
         OWN: (POD, {CID}), VICTIM: (OTHER, {THEIRS})}
 
 
 def test_one_event_of_nris_heals_its_container() -> None:
     event = ContainerEvent(Verb.POST_UPDATE, PODS[0], nri_container(CID, OWN), 20)
-    found = after(nri_events(event, fooled(), PROC, KEY), fooled())
+    found = after(nri_events(event, fooled(), NriProcesses(PROC), KEY), fooled())
     assert CID not in found.sandboxes[VICTIM].containers
     assert found.sandboxes[OWN].containers.keys() == {CID}
 

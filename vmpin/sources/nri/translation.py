@@ -8,24 +8,23 @@ from vmpin.domain import events
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
-from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import declared_exclusive
 from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, NriContainer, NriEvent, NriPod, PodEvent, Synced
 from vmpin.sources.nri.processes import NriProcesses
 from vmpin.wire.nri_enums import CREATED, STOPPED, Verb
 
 
-def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str,
-              processes: NriProcesses | None = None) -> list[events.Event]:
+def events_of(event: NriEvent, state: DesiredState, processes: NriProcesses,
+              exclusive_annotation: str) -> list[events.Event]:
     """The domain's events for an event of NRI.
+    :param processes: those of earlier events.
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
-    :param processes: those of earlier events; None: each pid is looked up.
     :raises OSError: if a pid cannot be looked up at the moment (`errors.passing`)."""
     if isinstance(event, CpusGiven):
         return [events.CpusetSeen(sandbox.id, container, cpus, Source.NRI, event.time_ns)
                 for container, cpus in event.cpus.items() for sandbox in state.sandboxes.values()
                 if container in sandbox.containers]
-    return list(_EventTranslation(state, processes or NriProcesses(proc), exclusive_annotation).translate(event))
+    return list(_EventTranslation(state, processes, exclusive_annotation).translate(event))
 
 
 class _EventTranslation:

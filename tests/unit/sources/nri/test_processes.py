@@ -39,7 +39,7 @@ class Node:
         self.state, self.processes = DesiredState(), NriProcesses(PROC, later=True)
 
     def take(self, event: NriEvent) -> None:
-        self._apply(events_of(event, self.state, PROC, "", self.processes))
+        self._apply(events_of(event, self.state, self.processes, ""))
 
     def resync(self) -> None:
         self._apply(self.processes.postponed(self.state))
