@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple
 else:
     _names = [f"field{position}" for position in range(64)]
+    #: Kept: a class that nothing refers to is emptied by the garbage collector at any moment.
+    _fields_class = namedtuple("_fields_class", _names)
     #: A named tuple's descriptor of a field has the field's position alone.
-    _FIELDS = [*map(vars(namedtuple("_Fields", _names)).get, _names)]
+    _FIELDS = [*map(vars(_fields_class).get, _names)]
     _new = tuple.__new__
 
     class _Tuple(tuple):

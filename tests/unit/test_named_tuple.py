@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import copy
 import pickle
+import subprocess
+import sys
 import typing
 from functools import cached_property
 from pathlib import Path
@@ -123,3 +125,16 @@ def test_a_cached_property_is_kept_and_no_other_class_has_room_for_that() -> Non
     assert (kept == Kept(3) == pickle.loads(pickle.dumps(kept)), kept._replace(tid=4).twice) == (True, [4, 4])
     with pytest.raises(AttributeError):
         Ours(7).more = 1  # type: ignore[attr-defined]
+
+
+def test_its_fields_are_there_whenever_garbage_is_collected() -> None:
+    """By chance, fields of every named tuple of a process were None."""
+    ran = subprocess.run([sys.executable, "-c", """
+import gc, importlib
+from vmpin import named_tuple
+for threshold in range(1, 60):
+    gc.set_threshold(threshold)
+    importlib.reload(named_tuple)
+    assert None not in named_tuple._FIELDS, threshold
+"""], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")
