@@ -24,7 +24,7 @@ from vmpin.runtime.dialect import plain
 from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriContainer, NriCounters, NriPod, PodEvent
 from vmpin.wire import nri_enums
 from vmpin.wire.nri_enums import Verb
-from vmpin.wire.nri_messages import MESSAGES, NRI_VERSION
+from vmpin.wire.nri_messages import MESSAGES
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +209,7 @@ def _request(container: NriContainer, message: Any, pod: NriPod | None, resource
     request = RequestedContainer(
         container.id, container.pod, container.name, annotations=container.annotations, shares=_value(cpu, "shares"),
         quota=_value(cpu, "quota"), period=_value(cpu, "period"), cpuset=cpuset, mems=_memory_nodes(cpu),
-        devices=container_devices([DeviceNode(_text(device.path), _text(device.type), device.major, device.minor)
-                                   for device in message.linux.devices], [_text(entry) for entry in message.env]),
+        devices=container_devices(message.linux.devices, map(_text, message.env)),
         state=_STATES.get(container.state, ContainerState.RUNNING), time_ns=time.time_ns())
     if pod is None:
         return request
@@ -254,17 +253,6 @@ def _whole_cpus(resources: Any) -> int:
 
 _RESPONSES: Final = {Verb.CREATE: "CreateContainerResponse", Verb.UPDATE: "UpdateContainerResponse",
                      Verb.STOP: "StopContainerResponse"}
-
-
-def encode_registration(name: str, index: str) -> bytes:
-    """The plugin's own call, RegisterPlugin."""
-    return bytes(MESSAGES["RegisterPluginRequest"](
-        plugin_name=name, plugin_idx=index, NRI_version=NRI_VERSION).SerializeToString())
-
-
-def encode_configured(events: int) -> bytes:
-    """The answer to Configure. :param events: the mask of the subscribed events."""
-    return bytes(MESSAGES["ConfigureResponse"](events=events).SerializeToString())
 
 
 def encode_list_answer(updates: Iterable[SideUpdate], more: bool) -> bytes:
@@ -311,29 +299,22 @@ _LONGEST = 16_384  #: How much of a variable is searched.
 
 _VARIABLE = re.compile(r"(PCIDEVICE_[A-Za-z0-9_]{1,200})=(.*)", re.DOTALL)
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_LETTERS = {"b": "b", "c": "c", "u": "c"}  # "u": a character device without buffer, as mknod(1) has it
+_LETTERS = {b"b": "b", b"c": "c", b"u": "c"}  # "u": a character device without buffer, as mknod(1) has it
 
 
-class DeviceNode(NamedTuple):
-    """A device node: `kind` is "b" or "c" (or "u"), or "p" for a pipe. `path` is the one in the container."""
-
-    path: str
-    kind: str
-    major: int
-    minor: int
-
-
-def container_devices(nodes: Iterable[DeviceNode], env: Iterable[str]) -> dict[str, str]:
+def container_devices(nodes: Iterable[Any], env: Iterable[str]) -> dict[str, str]:
     """Map each device that may have a NUMA node, by number or PCI address ("c226:128", "0000:3b:00.0"), to its origin:
     a path, or an environment variable. Device plugins and CDI add device nodes; the SR-IOV network device plugin sets
     PCIDEVICE_<RESOURCE> to PCI addresses. The environment is also the image's and the pod author's, which is harmless:
-    an address only decides which of the allowed CPUs are preferred, as the annotation cpu-near does."""
+    an address only decides which of the allowed CPUs are preferred, as the annotation cpu-near does.
+    :param nodes: NRI's LinuxDevices; their paths are those in the container."""
     numbers: dict[str, str] = {}
     for node in nodes:
         if len(numbers) == MOST_NODES:
             break
-        if node.kind in _LETTERS and node.major >= 0 <= node.minor:
-            numbers.setdefault(f"{_LETTERS[node.kind]}{node.major}:{node.minor}", node.path)
+        letter = _LETTERS.get(node.type)
+        if letter is not None and node.major >= 0 <= node.minor:
+            numbers.setdefault(f"{letter}{node.major}:{node.minor}", _text(node.path))
     addresses: dict[str, str] = {}
     for entry in env:
         if (match := _VARIABLE.fullmatch(entry[:_LONGEST])) is None:

@@ -23,9 +23,7 @@ from vmpin.sources.nri.call_codec import (
     NriList,
     ReceivedCall,
     encode_answer,
-    encode_configured,
     encode_list_answer,
-    encode_registration,
     request_of,
 )
 from vmpin.sources.nri.nri_events import (
@@ -45,6 +43,7 @@ from vmpin.sources.nri.nri_events import (
 )
 from vmpin.wire import nri_messages, ttrpc
 from vmpin.wire.nri_enums import METHODS, Verb, mask
+from vmpin.wire.nri_messages import MESSAGES
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +129,10 @@ class NriSession:
         """The bytes to send first: RegisterPlugin, the only call ever made to the runtime. NRI's UpdateContainers
         deadlocks with concurrent CRI calls in every containerd with an NRI older than 0.12.1 (containerd#13733: two
         locks, taken in either order)."""
+        message = MESSAGES["RegisterPluginRequest"](
+            plugin_name=self.name, plugin_idx=self.index, NRI_version=nri_messages.NRI_VERSION)
         return ttrpc.frames(ttrpc.RUNTIME, ttrpc.encode(ttrpc.Call(
-            _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin",
-            encode_registration(self.name, self.index))))
+            _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin", message.SerializeToString())))
 
     def feed(self, data: bytes) -> Iterator[CallAnswered]:
         """Process received bytes, call by call.
@@ -180,7 +180,7 @@ class NriSession:
             case "Configure":
                 self.runtime = self._decoder.runtime(request.payload)
                 self._creates_late = self.runtime.startswith(CREATE_LATE)
-                return CallOutcome(encode_configured(EVENTS))
+                return CallOutcome(MESSAGES["ConfigureResponse"](events=EVENTS).SerializeToString())
             case "Synchronize":
                 everything = self._decoder.list_part(request.payload, self._decider is not None)
                 if everything is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,15 +18,15 @@ from vmpin.sources.nri.call_codec import (
     MOST_ADDRESSES,
     MOST_NODES,
     CallDecoder,
-    DeviceNode,
     ReceivedCall,
     container_devices,
     encode_answer,
     encode_list_answer,
-    encode_registration,
     request_of,
 )
 from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriCounters, PodEvent
+from vmpin.sources.nri.session import NriSession
+from vmpin.wire import ttrpc
 from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
 
@@ -68,7 +70,9 @@ def test_a_pod_is_remembered_until_its_removal(decoder: CallDecoder) -> None:
 
 def test_the_registration_names_the_newest_nri_whose_messages_these_are() -> None:
     """A runtime logs it; without it, "unknown"."""
-    message = MESSAGES.decode("RegisterPluginRequest", encode_registration("vmpin", "90"))
+    [(_, payload)] = ttrpc.Demux().feed(NriSession("vmpin", "90", NriCounters(), set(), {}, 0).register())
+    [call] = ttrpc.TtrpcDecoder().feed(payload)
+    message = MESSAGES.decode("RegisterPluginRequest", call.payload)
     assert (message.plugin_name, message.plugin_idx, message.NRI_version) == ("vmpin", "90", "v0.12.0")
 
 
@@ -160,19 +164,23 @@ def test_a_lists_answer_echoes_more_and_leaves_out_empty_updates() -> None:
     assert (last.more, [each.container_id for each in last.update]) == (False, ["c7"])
 
 
+def node(path: str, kind: str, major: int, minor: int) -> Any:
+    return MESSAGES["LinuxDevice"](path=path.encode(), type=kind.encode(), major=major, minor=minor)
+
+
 def test_device_nodes_and_addresses_in_the_environment_are_named() -> None:
-    nodes = [DeviceNode("/dev/vfio/12", "c", 511, 3), DeviceNode("/dev/xvda", "b", 259, 0),
-             DeviceNode("/dev/raw", "u", 162, 1)]
+    nodes = [node("/dev/vfio/12", "c", 511, 3), node("/dev/xvda", "b", 259, 0),
+             node("/dev/raw", "u", 162, 1)]
     assert container_devices(nodes, ["PATH=/bin", "PCIDEVICE_INTEL_COM_NIC=0000:3b:00.0,0000:d8:02.1"]) == {
         "0000:3b:00.0": "PCIDEVICE_INTEL_COM_NIC", "0000:d8:02.1": "PCIDEVICE_INTEL_COM_NIC",
         "c511:3": "/dev/vfio/12", "b259:0": "/dev/xvda", "c162:1": "/dev/raw"}
 
 
-@pytest.mark.parametrize("node", [
-    DeviceNode("/run/pipe", "p", 0, 0), DeviceNode("/dev/x", "", 1, 3), DeviceNode("/dev/x", "c", -1, 3),
-    DeviceNode("/dev/x", "b", 8, -1), DeviceNode("/dev/x", "bc", 8, 1)])
-def test_what_is_no_device_is_left_out(node: DeviceNode) -> None:
-    assert container_devices([node], []) == {}
+@pytest.mark.parametrize("device", [
+    node("/run/pipe", "p", 0, 0), node("/dev/x", "", 1, 3), node("/dev/x", "c", -1, 3),
+    node("/dev/x", "b", 8, -1), node("/dev/x", "bc", 8, 1)])
+def test_what_is_no_device_is_left_out(device: Any) -> None:
+    assert container_devices([device], []) == {}
 
 
 @pytest.mark.parametrize("entry", [
@@ -191,7 +199,7 @@ def test_an_address_is_named_once_by_the_first_variable() -> None:
 
 
 def test_only_so_many_are_read() -> None:
-    nodes = (DeviceNode(f"/dev/tty{minor}", "c", 4, minor) for minor in range(10 * MOST_NODES))
+    nodes = (node(f"/dev/tty{minor}", "c", 4, minor) for minor in range(10 * MOST_NODES))
     addresses = [f"0000:{bus:02x}:{slot:02x}.0" for bus in range(20) for slot in range(20)]
     found = container_devices(nodes, [f"PCIDEVICE_X={','.join(addresses)}"])
     assert len(found) == MOST_NODES + MOST_ADDRESSES
@@ -202,5 +210,5 @@ def test_only_so_many_are_read() -> None:
 
 @given(st.lists(st.text()), st.lists(st.text().map("PCIDEVICE_X=".__add__)))
 def test_any_text_is_taken(paths: list[str], env: list[str]) -> None:
-    nodes = [DeviceNode(path, "c", number, number) for number, path in enumerate(paths)]
+    nodes = [node(path, "c", number, number) for number, path in enumerate(paths)]
     assert len(container_devices(nodes, env)) >= len(paths)
