@@ -47,47 +47,38 @@ def get(tid: int) -> frozenset[int] | None:
         return None
 
 
-def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
-    """Set a thread's mask.
-    :returns: the mask that the kernel shows afterwards, which may be smaller than requested.
-    :raises ThreadGone: the thread has ended. If another thread took over its tid meanwhile, that thread's mask is put
-        back.
-    :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup.
-    :raises ThreadBound: the kernel lets no program set this thread's mask.
-    :raises NotPermitted: EPERM or EACCES. :raises AffinityError: any other errno."""
+def pin_threads(proc: Procfs, masks: Sequence[tuple[VmThread, CpuSet]]) -> list[CpuSet | AffinityError]:
+    """Set the masks of threads of one process, in this order. :returns: for each the mask that the kernel shows
+    afterwards, which may be smaller than requested; or why there is none:
+    ThreadGone: the thread has ended. If another thread took over its tid meanwhile, that thread's mask is put back.
+    CpuNotAllowed: no CPU of those is online and in the thread's cpuset cgroup.
+    ThreadBound: the kernel lets no program set this thread's mask.
+    NotPermitted: EPERM or EACCES. AffinityError: any other errno."""
+    if len(masks) >= _SEVERAL:
+        with contextlib.suppress(OSError):  # for instance no descriptor is free, or the process has ended
+            return _pin_together(proc, masks)
+    return [_pin(proc, thread, cpus) for thread, cpus in masks]
+
+
+def _pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet | AffinityError:
+    """Set a thread's mask. :returns: as an item of `pin_threads`."""
     tid = thread.id.tid
     try:
         fd = os.open(f"{proc.root}/{thread.pid}/task/{tid}/stat", _READ)
     except _NO_SUCH:
-        raise ThreadGone(tid, cpus) from None
+        return ThreadGone(tid, cpus)
     except OSError as err:
-        raise AffinityError(tid, cpus, f"cannot read its start time: {err.strerror}") from err
+        return AffinityError(tid, cpus, f"cannot read its start time: {err.strerror}")
     try:
         if not _is_of(fd, thread):
-            raise ThreadGone(tid, cpus)
+            return ThreadGone(tid, cpus)
         before, outcome = _set(proc, tid, cpus)
-        if not lives(fd):
-            _put_back(tid, before)
-            raise ThreadGone(tid, cpus)
+        if lives(fd):
+            return outcome
+        _put_back(tid, before)
+        return ThreadGone(tid, cpus)
     finally:
         os.close(fd)
-    if isinstance(outcome, AffinityError):
-        raise outcome
-    return outcome
-
-
-def pin_threads(proc: Procfs, masks: Sequence[tuple[VmThread, CpuSet]]) -> list[CpuSet | AffinityError]:
-    """Set the masks of threads of one process, in this order. :returns: for each what `pin` returns or raises."""
-    if len(masks) >= _SEVERAL:
-        with contextlib.suppress(OSError):  # for instance no descriptor is free, or the process has ended
-            return _pin_together(proc, masks)
-    results: list[CpuSet | AffinityError] = []
-    for thread, cpus in masks:
-        try:
-            results.append(pin(proc, thread, cpus))
-        except AffinityError as err:
-            results.append(err)
-    return results
 
 
 def _pin_together(proc: Procfs, masks: Sequence[tuple[VmThread, CpuSet]]) -> list[CpuSet | AffinityError]:

@@ -20,7 +20,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.errors import AffinityError, CpuNotAllowed, NotPermitted, ThreadBound, ThreadGone
 from vmpin.host import affinity
-from vmpin.host.affinity import pin, pin_threads
+from vmpin.host.affinity import pin_threads
 from vmpin.host.procfs import Procfs
 
 PROC = Procfs()
@@ -89,6 +89,14 @@ class Meanwhile(CpuSet):
         return super().frozen()
 
     happens: Callable[[], object]
+
+
+def pin(proc: Procfs, thread: VmThread, cpus: CpuSet) -> CpuSet:
+    """:raises AffinityError: why it has not this mask."""
+    [outcome] = pin_threads(proc, [(thread, cpus)])
+    if isinstance(outcome, AffinityError):
+        raise outcome
+    return outcome
 
 
 def test_one_thread_is_pinned_and_no_other(worker: Worker) -> None:
@@ -267,7 +275,7 @@ def test_masks_are_as_before_where_the_threads_cannot_be_listed_afterwards(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", failing)
-        patch.setattr(affinity, "pin", lambda *_: ALLOWED)
+        patch.setattr(affinity, "_pin", lambda *_: ALLOWED)
         pin_threads(PROC, [(thread, ONE) for thread in several.ids])
     assert several.masks() == [ALLOWED.frozen()] * 8
 

@@ -359,7 +359,7 @@ def test_a_real_cgroup_is_followed_and_trims_what_is_pinned(group: Path, sleeper
     (group / "cgroup.procs").write_text(str(sleeper.pid))
     try:
         assert Cgroups().cpuset_of(sleeper.pid) == CpusetCgroup(group, one, one)
-        assert affinity.pin(Procfs(), sleeper, every) == one
+        assert affinity.pin_threads(Procfs(), [(sleeper, every)]) == [one]
         (group / "cpuset.cpus").write_text(str(every))
         assert Cgroups().cpuset_of(sleeper.pid, sleeper.pid) == CpusetCgroup(group, every, every)
     finally:

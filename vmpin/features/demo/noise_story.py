@@ -25,7 +25,7 @@ from pathlib import Path
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.domain.terminal import number_of
-from vmpin.errors import ThreadGone, VmpinError
+from vmpin.errors import AffinityError, ThreadGone, VmpinError
 from vmpin.features.common.cpu_times import CpuLines, Schedstat, process_ran
 from vmpin.features.demo import children, other_programs
 from vmpin.features.demo.needs import Tools
@@ -43,7 +43,7 @@ from vmpin.features.demo.worth import (
     Worth,
     wake_ups,
 )
-from vmpin.host.affinity import pin
+from vmpin.host.affinity import pin_threads
 from vmpin.host.procfs import Procfs
 from vmpin.named_tuple import NamedTuple
 
@@ -177,8 +177,9 @@ class NoiseStage(Stage):
             stat = self._proc.thread_stat(pid, tid)
             if stat is not None:
                 thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.EMULATOR, "", pid)
-                with contextlib.suppress(ThreadGone):
-                    pin(self._proc, thread, cpus)
+                [outcome] = pin_threads(self._proc, [(thread, cpus)])
+                if isinstance(outcome, AffinityError) and not isinstance(outcome, ThreadGone):
+                    raise outcome
 
 
 def _all(masks: DemoMasks) -> list[CpuSet]:
