@@ -55,6 +55,18 @@ class Channel(Protocol):
         cannot be reached. :raises TimeoutError: there was no answer."""
 
 
+async def _connected(family: int, address: str | tuple[int, int]) -> Stream:
+    """Connect a socket. :raises OSError, TimeoutError: as `Channel.open`."""
+    client = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        async with asyncio.timeout(CONNECT_DEADLINE):
+            await asyncio.get_running_loop().sock_connect(client, address)
+        return Stream(*await asyncio.open_connection(sock=client, limit=BUFFERED))
+    except BaseException:
+        client.close()
+        raise
+
+
 async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
     """Connect to a Unix socket at a path as process `pid` resolves it: in its mount namespace, and relative to its
     working directory.
@@ -62,24 +74,19 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
         any.
     :raises PermissionError: another process listens. :raises NotListening: the socket exists and no process listens.
     """
-    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         with short_path(path_of(pid, path)) as address:
-            async with asyncio.timeout(CONNECT_DEADLINE):
-                await asyncio.get_running_loop().sock_connect(client, address)
-        # The process that called listen() (struct ucred: pid, uid, gid).
-        listener, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if peer is not None and listener != peer:
-            raise PermissionError(1, f"process {listener} listens there and not {peer}", path)
-        reader, writer = await asyncio.open_unix_connection(sock=client, limit=BUFFERED)
+            stream = await _connected(socket.AF_UNIX, address)
     except (ConnectionRefusedError, BlockingIOError) as err:  # the second where the backlog is full
-        client.close()
         busy = isinstance(err, BlockingIOError)
         raise NotListening(err.errno, "is busy" if busy else err.strerror, path) from err
-    except BaseException:
-        client.close()
-        raise
-    return Stream(reader, writer)
+    # The process that called listen() (struct ucred: pid, uid, gid).
+    credentials = stream.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    listener, _, _ = struct.unpack("3i", credentials)
+    if peer is not None and listener != peer:
+        stream.close()
+        raise PermissionError(1, f"process {listener} listens there and not {peer}", path)
+    return stream
 
 
 def socket_id(path: str, pid: int) -> tuple[int, int] | None:
@@ -101,22 +108,13 @@ class Vsock:
         return f"vsock, CID {self.cid}"
 
     async def open(self, port: int) -> Stream:
-        client = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
-            try:
-                async with asyncio.timeout(CONNECT_DEADLINE):
-                    await asyncio.get_running_loop().sock_connect(client, (self.cid, port))
-            except OSError as err:
-                # A port on which no process listens is answered with a reset
-                # (net/vmw_vsock/virtio_transport_common.c).
-                if err.errno in (errno.ECONNRESET, errno.ECONNREFUSED):
-                    raise NotListening(err.errno, f"no process listens on port {port}", str(self)) from err
-                raise
-            reader, writer = await asyncio.open_connection(sock=client, limit=BUFFERED)
-        except BaseException:
-            client.close()
+            return await _connected(socket.AF_VSOCK, (self.cid, port))
+        except OSError as err:
+            # A port on which no process listens is answered with a reset (net/vmw_vsock/virtio_transport_common.c).
+            if err.errno in (errno.ECONNRESET, errno.ECONNREFUSED):
+                raise NotListening(err.errno, f"no process listens on port {port}", str(self)) from err
             raise
-        return Stream(reader, writer)
 
 
 @dataclass(frozen=True)

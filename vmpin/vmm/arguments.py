@@ -6,7 +6,6 @@ write any command line: what cannot be parsed is left out, never guessed.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import pairwise
 
 from vmpin.bounded import load_json, parse_whole
@@ -25,13 +24,8 @@ ON = frozenset(("on", "yes", "true", "y"))
 
 def option_values(argv: Sequence[str], *names: str) -> list[str]:
     """Return the values after `-name` or `--name`, in order."""
-    wanted = _dashed(names)
+    wanted = {dashes + name for name in names for dashes in ("-", "--")}
     return [value for arg, value in pairwise(argv) if arg in wanted]
-
-
-@lru_cache(maxsize=64)
-def _dashed(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(dashes + name for name in names for dashes in ("-", "--"))
 
 
 def long_options(argv: Sequence[str], *names: str) -> Iterator[tuple[str, str]]:
