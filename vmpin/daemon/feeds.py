@@ -92,7 +92,7 @@ class NriFeed:
         try:
             if started_by_runtime:
                 await asyncio.sleep(self._timeouts.nri_sync)
-                if self.plugin is started and not started.ever_listed:
+                if self.plugin is started and not started.counters.syncs:
                     # containerd 1.7 never synchronizes a plugin that it started (containerd/nri#43).
                     logger.info("nri: the runtime that started this plugin has sent no list: connecting to %s for one",
                                 self._config.paths.nri)

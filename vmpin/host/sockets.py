@@ -105,7 +105,8 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 continue  # the client has gone
             except OSError as err:
-                self._warn(err)
+                logger.log(self._warnings.spend(logging.WARNING),
+                           "no connection can be accepted: %s; tried again every %g s", err.strerror, self._pause)
                 await asyncio.sleep(self._pause)
                 continue
             connection.setblocking(False)
@@ -118,11 +119,6 @@ class Acceptor:
             await ready.wait()
         finally:
             loop.remove_reader(self._listening)
-
-    def _warn(self, err: OSError) -> None:
-        logger.log(self._warnings.spend(logging.WARNING), "no connection can be accepted: %s; tried again every %g s",
-                   err.strerror, self._pause)
-
 
 def listen(path: Path, group: str = "") -> socket.socket:
     """Create a listening socket with mode 0600, or 0660 for `group`. A socket left by a killed watcher is replaced:

@@ -90,11 +90,6 @@ class NriPlugin:
     def running(self) -> bool:
         return self._thread.is_alive()
 
-    @property
-    def ever_listed(self) -> bool:
-        """Whether the runtime has ever listed everything."""
-        return self.counters.syncs > 0
-
     def start(self) -> None:
         self._thread.start()
 
