@@ -161,7 +161,6 @@ def agent_messages() -> Messages:
     The field numbers are the same in Kata 2.0 and every later version. Loads the protobuf library."""
     from vmpin.wire.protos import Messages
 
-    ttrpc.load()
     return Messages("grpc", """
         UpdateContainerRequest      container_id=1 resources=2:LinuxResources
         LinuxResources              CPU=3:LinuxCPU

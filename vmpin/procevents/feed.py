@@ -21,7 +21,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.status.health import SourceHealth
-from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork
+from vmpin.wire.proc_events import Comm, Event, Exec, Exit, Fork
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 _BATCH = 512
 #: Seconds between two warnings of lost events: any user can execute programs faster than their events are read.
 _WARN_EVERY = 60.0
-_KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit", Ack: "ack"}
+_KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit"}
 
 
 class ProcEventsFeed:

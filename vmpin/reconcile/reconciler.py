@@ -114,7 +114,7 @@ class Reconciler:
         started = time.perf_counter()
         wanted = set(sandboxes)
         node_state.read_assignments()
-        if node_state.sources.unsettled or any(map(node_state.pinner.refused_early, wanted)):
+        if node_state.sources.kata.unsettled or any(map(node_state.pinner.refused_early, wanted)):
             node_state.sources.read()
             node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))
         if scan and any(sandbox not in node_state.vms and node_state.may_get_vm(sandbox) for sandbox in wanted):

@@ -52,8 +52,6 @@ class DiskSources:
         #: The online CPUs; EMPTY until the reconciler has set them.
         self.online: CpuSet = EMPTY
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
-        #: Whether a file was half written when it was last read, and has to be read again soon.
-        self.unsettled = False
         #: Each sandbox's file and state at the last comparison.
         self._compared: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
         #: When each sandbox's file got its current contents (CLOCK_BOOTTIME ns), and when files were read before that.
@@ -72,7 +70,6 @@ class DiskSources:
         """Read Kata's state again."""
         self._read_before, self._read_last = self._read_last, boottime.now()
         self.sandboxes = self.kata.sandboxes()
-        self.unsettled = self.kata.unsettled
 
     def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
         """The events that update `state` to the files. :param with_vm: the sandboxes whose VM runs."""

@@ -16,7 +16,7 @@ from vmpin.named_tuple import NamedTuple
 CN_IDX_PROC = CN_VAL_PROC = 1
 #: linux/cn_proc.h: enum proc_cn_mcast_op, enum proc_cn_event.
 MCAST_LISTEN, MCAST_IGNORE = 1, 2
-NONE, FORK, EXEC, COMM, EXIT = 0, 0x1, 0x2, 0x200, 0x80000000
+FORK, EXEC, COMM, EXIT = 0x1, 0x2, 0x200, 0x80000000
 #: The kernel thread that creates all other kernel threads.
 KTHREADD = 2
 
@@ -30,8 +30,7 @@ _DATA = _WHAT + 16
 _FORK = struct.Struct("=IIII")
 _COMM = struct.Struct("=II16s")
 _PAIR = struct.Struct("=II")
-_ACK = struct.Struct("=I")
-_LENGTH = {FORK: _FORK.size, EXEC: _PAIR.size, COMM: _COMM.size, EXIT: 16, NONE: _ACK.size}
+_LENGTH = {FORK: _FORK.size, EXEC: _PAIR.size, COMM: _COMM.size, EXIT: 16}
 
 
 class Fork(NamedTuple):
@@ -69,14 +68,7 @@ class Exit(NamedTuple):
     process: int
 
 
-class Ack(NamedTuple):
-    """The answer to MCAST_LISTEN or MCAST_IGNORE; `error` is 0 or an errno."""
-
-    time: int
-    error: int
-
-
-Event = Fork | Exec | Comm | Exit | Ack
+Event = Fork | Exec | Comm | Exit
 
 
 def parse(raw: bytes) -> Event | None:
@@ -97,8 +89,6 @@ def parse(raw: bytes) -> Event | None:
         return Exec(time, _PAIR.unpack_from(raw, _DATA)[1])
     if event == EXIT:
         return Exit(time, *_PAIR.unpack_from(raw, _DATA))
-    if event == NONE:
-        return Ack(time, *_ACK.unpack_from(raw, _DATA))
     return None
 
 
@@ -128,21 +118,20 @@ def socket_filter(followed: Collection[int] | None = None) -> bytes:
     thread from a process.)
     :param followed: these processes, at most MAX_FOLLOWED; None for all. The kernel runs the program in the thread
         that sends the event, so that this pays for it where it sends a hundred thousand."""
-    drop, keep, name, chosen = 12, 13, 14, 15
+    drop, keep, name, chosen = 11, 12, 13, 14
     kernel = drop if followed is not None and not followed else keep
     program = [
         (_LD, 0, 0, _WHAT),
         (_JEQ, keep - 2, 0, _as_loaded(EXEC)),
         (_JEQ, name - 3, 0, _as_loaded(COMM)),
-        (_JEQ, keep - 4, 0, _as_loaded(NONE)),
-        (_JEQ, 0, drop - 5, _as_loaded(FORK)),
+        (_JEQ, 0, drop - 4, _as_loaded(FORK)),
         (_LD, 0, 0, _DATA + 4),
-        (_JEQ, kernel - 7, 0, _as_loaded(KTHREADD)),
+        (_JEQ, kernel - 6, 0, _as_loaded(KTHREADD)),
         (_LD, 0, 0, _DATA + 8),
         (_TAX, 0, 0, 0),
         (_LD, 0, 0, _DATA + 12),
-        (_JEQ_X, drop - 11, 0, 0),
-        (_JA, 0, 0, chosen - 12),
+        (_JEQ_X, drop - 10, 0, 0),
+        (_JA, 0, 0, chosen - 11),
         _DROP,
         _KEEP,
         (_LD, 0, 0, _DATA + 4),

@@ -132,11 +132,6 @@ def _messages() -> Messages:
     """)
 
 
-def load() -> None:
-    """Load the protobuf library (some 50 ms) if it is not yet, for a caller that must not wait for it later."""
-    _messages()
-
-
 class Demux:
     """Separates the multiplexer's streams. Keeps nothing but an incomplete header."""
 

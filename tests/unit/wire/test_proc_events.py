@@ -19,8 +19,6 @@ from vmpin.wire.proc_events import (
     FORK,
     MCAST_IGNORE,
     MCAST_LISTEN,
-    NONE,
-    Ack,
     Comm,
     Event,
     Exec,
@@ -39,7 +37,7 @@ RECORDED = [
     ("4c00000003000000aab60200000000000100000001000000aab602000000000028000000000000800100000008f27a88f2190000"
      "b9550000b95500000000000011000000b8550000b8550000", Exit(28529462538760, 21945, 21945)),
     ("4c0000000300000091800300000000000100000001000000918003000100000028000000000000000000000078284887f2190000"
-     "000000000000000000000000000000000000000000000000", Ack(28529442433144, 0)),
+     "000000000000000000000000000000000000000000000000", None),  # the answer to the subscription
 ]
 
 
@@ -54,7 +52,7 @@ names = st.binary(max_size=15).filter(lambda raw: b"\0" not in raw)
 
 
 @pytest.mark.parametrize(("raw", "event"), RECORDED, ids=[type(event).__name__ for _, event in RECORDED])
-def test_events_as_the_kernel_sends_them(raw: str, event: Event) -> None:
+def test_events_as_the_kernel_sends_them(raw: str, event: Event | None) -> None:
     assert proc_events.parse(bytes.fromhex(raw)) == event
 
 
@@ -66,10 +64,9 @@ def test_every_field_is_read_from_its_place(time: int, one: int, two: int, three
     assert proc_events.parse(made(COMM, time, struct.pack("=II16s", one, two, name))) == Comm(
         time, one, two, name.decode("utf-8", "replace"))
     assert proc_events.parse(made(EXIT, time, struct.pack("=IIII", one, two, three, four))) == Exit(time, one, two)
-    assert proc_events.parse(made(NONE, time, struct.pack("=I", one))) == Ack(time, one)
 
 
-@given(u32.filter(lambda what: what not in (NONE, FORK, EXEC, COMM, EXIT)), u64)
+@given(u32.filter(lambda what: what not in (FORK, EXEC, COMM, EXIT)), u64)
 def test_other_events_are_none_of_ours(what: int, time: int) -> None:
     assert proc_events.parse(made(what, time, b"")) is None
 
@@ -122,13 +119,13 @@ def test_what_is_asked_for(operation: int) -> None:
 def test_the_kernel_keeps_what_is_nothing_to_us_away(time: int, parent: int, child: int, process: int) -> None:
     forks = [(parent, parent, child, child), (parent, parent, child, process), (0, 2, child, child)]
     sent = [made(FORK, time, struct.pack("=IIII", *numbers)) for numbers in forks]
-    sent += [made(what, time, struct.pack("=II", parent, parent)) for what in (EXEC, COMM, EXIT, NONE, 0x4)]
+    sent += [made(what, time, struct.pack("=II", parent, parent)) for what in (EXEC, COMM, EXIT, 0x0, 0x4)]
 
     def expected(*followed: int) -> list[proc_events.Event]:
         forked = [Fork(time, *numbers) for numbers in forks if followed and (
             numbers[1] == 2 or (numbers[2] != numbers[3] and numbers[3] in followed))]
         named = [Comm(time, parent, parent, "")] if parent in followed else []
-        return [*forked, Exec(time, parent), *named, Ack(time, parent)]
+        return [*forked, Exec(time, parent), *named]
 
     assert passed(proc_events.socket_filter(), sent) == expected(parent, process)
     assert passed(proc_events.socket_filter([parent, process]), sent) == expected(parent, process)
