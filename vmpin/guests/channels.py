@@ -21,7 +21,7 @@ from vmpin.protocol.parsing import SERIAL
 from vmpin.vmm.arguments import keyvals, long_options, vsock_cid
 from vmpin.vmm.virtual_machine import Vm
 
-#: The longest wait for a connection (seconds); a guest that accepts takes a millisecond.
+#: The longest wait for a connection, and for the answer to CONNECT (seconds): a guest that accepts takes 1 ms.
 CONNECT_DEADLINE = 2.0
 #: The most input that a stream buffers before it stops reading (bytes).
 BUFFERED = 65536
@@ -142,8 +142,6 @@ class HybridVsock:
     path: str
     pid: int
     peer: int | None = None
-    #: For the answer to CONNECT (s).
-    deadline: float = CONNECT_DEADLINE
 
     def __str__(self) -> str:
         return f"hybrid vsock {self.path}"
@@ -152,7 +150,7 @@ class HybridVsock:
         stream = await open_unix(self.path, self.pid, self.peer)
         try:
             stream.writer.write(b"CONNECT %d\n" % port)
-            async with asyncio.timeout(self.deadline):
+            async with asyncio.timeout(CONNECT_DEADLINE):
                 answer = await _line(stream.reader)
             if not answer:
                 raise ConnectionResetError

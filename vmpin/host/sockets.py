@@ -275,22 +275,20 @@ async def in_turns(work: Iterator[T], turn: float = TURN) -> list[T]:
 
 
 class Rationed:
-    """Wraps a handler: one request at a time, within a fraction of the event loop's time. Clients that send requests
-    without end have to wait or are refused, and do not delay hooks and passes. The handler must not await anything.
-    :param part: the fraction. :param waiting: the most requests that may wait.
+    """Wraps a handler: one request at a time, within the fraction PART of the event loop's time. Clients that send
+    requests without end have to wait or are refused, and do not delay hooks and passes. The handler must not await
+    anything.
     :param now: a monotonic clock in seconds. :param sleep: sleeps by that clock."""
 
-    def __init__(self, handler: Handler, part: float = PART, waiting: int = WAITING,
-                 now: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-                 ) -> None:
-        self._handler, self._part, self._most = handler, part, waiting
-        self._now, self._sleep = now, sleep
+    def __init__(self, handler: Handler, now: Callable[[], float] = time.monotonic,
+                 sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._handler, self._now, self._sleep = handler, now, sleep
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._due = 0.0  #: By `now`.
 
     async def __call__(self, raw: bytes, uid: int) -> bytes | Stream:
-        if self._waiting >= self._most:
+        if self._waiting >= WAITING:
             return _BUSY
         self._waiting += 1
         try:
@@ -301,6 +299,6 @@ class Rationed:
                     return await self._handler(raw, uid)
                 finally:
                     now = self._now()
-                    self._due = now + (now - began) / self._part
+                    self._due = now + (now - began) / PART
         finally:
             self._waiting -= 1

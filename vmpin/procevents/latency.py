@@ -26,8 +26,9 @@ _LATE = 60 * 10**9
 #: Maximum number of provisional threads, and of thread ids remembered since the last full pass.
 _MOST_PROVISIONAL = 4096
 _MOST_SEEN = 65536
-#: Seconds after which a thread's role is final if names do not show roles, so that a later pass has to identify it.
-_IDENTIFIED = 8.0
+#: Seconds after which the role of a VMM's thread is final if names show roles: a thread usually gets its name within a
+#: millisecond. And if they do not, so that a later pass has to identify it.
+_NAMED, _IDENTIFIED = 1.0, 8.0
 
 
 class Newborn(NamedTuple):
@@ -61,14 +62,11 @@ class Newborn(NamedTuple):
 
 
 class LatencyBook:
-    """Counts into the node state's `newborn_counts` and counters.
-    :param named: seconds after which the role of a VMM's thread is final if names show roles. A thread usually gets
-        its name within a millisecond."""
+    """Counts into the node state's `newborn_counts` and counters."""
 
-    def __init__(self, node_state: NodeState, named: float = 1.0) -> None:
+    def __init__(self, node_state: NodeState) -> None:
         self._view: NodeView = node_state
         self._counters, self._counts = node_state.counters, node_state.newborn_counts
-        self._named = named
         #: New threads of VMMs, by tid, whose roles may still change to one with CPUs of its own. If a tid is reused,
         #: the new thread's event replaces the entry.
         self._provisional: dict[int, Newborn] = {}
@@ -130,7 +128,7 @@ class LatencyBook:
             if thread is not None and thread.role is not ThreadRole.EMULATOR:
                 self._identified(entry, thread)
             # This also confirms a thread whose mask never becomes the wanted one, because its cgroup trims it.
-            if vm is None or (now - entry.born) / 1e9 > (self._named if vm.found_by == "names" else _IDENTIFIED):
+            if vm is None or (now - entry.born) / 1e9 > (_NAMED if vm.found_by == "names" else _IDENTIFIED):
                 self.confirm(tid)
         if everything:
             self._seen.clear()

@@ -19,6 +19,7 @@ from guest_peer import Talk, serving
 from need import lacking
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
+from vmpin.guests import channels
 from vmpin.guests.channels import (
     Channel,
     HybridVsock,
@@ -86,12 +87,14 @@ async def test_hybrid_vsock_accepts_no_other_answer(answer: bytes) -> None:
         assert isinstance(caught.value, NotListening) == (answer == b"")
 
 
-async def test_a_vmm_that_never_answers_is_given_up() -> None:
+async def test_a_vmm_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "CONNECT_DEADLINE", 0.2)
+
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
     async with serving(silent) as path:
         with pytest.raises(TimeoutError):
-            await HybridVsock(str(path), ME, deadline=0.2).open(1024)
+            await HybridVsock(str(path), ME).open(1024)
 
 
 async def test_a_socket_without_a_listener_and_one_that_is_not_there(tmp_path: Path) -> None:

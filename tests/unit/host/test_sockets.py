@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vmpin.host import sockets
-from vmpin.host.sockets import Acceptor, Rationed
+from vmpin.host.sockets import PART, WAITING, Acceptor, Rationed
 
 
 async def test_an_answer_without_a_reader_is_given_up(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ async def test_answers_take_their_part_of_the_time_and_no_more() -> None:
         clock.now += 0.5
         return raw + b"%d" % uid
 
-    rationed = Rationed(answer, part=0.2, now=lambda: clock.now, sleep=clock.sleep)
+    rationed = Rationed(answer, now=lambda: clock.now, sleep=clock.sleep)
     assert [await rationed(b"a", number) for number in range(3)] == [b"a0", b"a1", b"a2"]
-    assert clock.slept == pytest.approx(2 * 0.5 / 0.2)
+    assert clock.slept == pytest.approx(2 * 0.5 / PART)
     clock.now += 60
     before = clock.slept
     await rationed(b"a", 0)
@@ -213,13 +213,13 @@ async def test_one_is_answered_at_a_time_and_few_wait() -> None:
         busy -= 1
         return raw
 
-    rationed = Rationed(answer, part=1.0, waiting=3)
-    asked = [asyncio.create_task(rationed(b"ok", 0)) for _ in range(5)]
+    rationed = Rationed(answer)
+    asked = [asyncio.create_task(rationed(b"ok", 0)) for _ in range(WAITING + 2)]
     refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
     assert all(b"too many requests" in bytes(each.result()) for each in refused)  # type: ignore[arg-type]
     free.set()
     answers = await asyncio.gather(*asked)
-    assert answers.count(b"ok") == 3
+    assert answers.count(b"ok") == WAITING
     assert most == 1
     assert await rationed(b"ok", 0) == b"ok"
 
@@ -228,7 +228,7 @@ async def test_a_handler_that_fails_keeps_no_place() -> None:
     async def fail(raw: bytes, uid: int) -> bytes:
         raise ValueError(raw)
 
-    rationed = Rationed(fail, part=1.0, waiting=1)
-    for _ in range(3):
+    rationed = Rationed(fail)
+    for _ in range(WAITING + 1):
         with pytest.raises(ValueError, match="x"):
             await rationed(b"x", 0)

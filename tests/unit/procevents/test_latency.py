@@ -13,6 +13,7 @@ from strayed import Spinners, spinners
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.domain.sandbox_placement import Placement, VcpuPlacement, Verdict
+from vmpin.procevents import latency
 from vmpin.procevents.latency import LatencyBook, Newborn
 from vmpin.vmm.virtual_machine import Vm
 
@@ -55,8 +56,9 @@ def test_a_vcpu_that_never_gets_its_mask_is_confirmed_after_a_while(node: Spinne
     assert node.node_state.counters.new_thread_latency.sum == 0.001
 
 
-def test_a_new_vcpu_is_confirmed_once_it_has_its_mask(node: Spinners) -> None:
-    vm, book = vcpu(node, node.there), LatencyBook(node.node_state, named=600.0)
+def test_a_new_vcpu_is_confirmed_once_it_has_its_mask(node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "_NAMED", 600.0)
+    vm, book = vcpu(node, node.there), LatencyBook(node.node_state)
     now = time.monotonic_ns()
     book.record(newborn(vm, now, now, node.here), provisional=True)
     book.after_pass((), True)
