@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
     from vmpin.features.common.cpu_owner import CpuOwner
-    from vmpin.features.common.finding import Check
     from vmpin.features.common.held_cpus import HeldCpus
     from vmpin.features.common.samples import RunListener, SampleSource
     from vmpin.features.common.scenario_values import ScenarioPart, ScenarioValues
@@ -154,8 +153,8 @@ class Feature(NamedTuple):
     """The parts of a feature. A part that it does not have is None, or empty."""
 
     name: str
-    #: The sections of the configuration that are its own: name → a class as those of `vmpin.config.settings`.
-    sections: Callable[[], Mapping[str, type[Any]]] | None = None
+    #: The sections of the configuration that are its own: name → the place of a class as in `vmpin.config.settings`.
+    sections: Mapping[str, str] = NONE
     #: What is wrong with a configuration of which each value by itself is right; None for nothing.
     check_config: Callable[[Config], ConfigError | None] | None = None
     #: Those of these sections, and of their keys, of which a change takes a restart of the watcher.
@@ -163,8 +162,8 @@ class Feature(NamedTuple):
     #: An authority on the CPUs of containers, by what is kept in the run directory: it rules from the first pass on.
     #: (the configuration, the boot id) → None where it does not rule.
     authority: Callable[[Config, str], Authority | None] | None = None
-    #: Its files in the run directory.
-    files: Callable[[Config], Iterable[Path]] | None = None
+    #: The names of its files in the run directory.
+    files: Sequence[str] = ()
     #: Its sockets, which watch.status_group may use.
     sockets: Callable[[Config], Iterable[Path]] | None = None
     #: Gives back what it has changed on the node when vmpin leaves it. Called with the run directory's lock held;
@@ -180,12 +179,14 @@ class Feature(NamedTuple):
     planned: Callable[[NodeView], Sequence[str]] | None = None
     #: Called before the command line is read; does not return where a shell started the process for a completion.
     take_over: Callable[[], None] | None = None
-    #: The modules of its verbs, with `add_parser` and `run`.
+    #: The modules of its verbs in its folder, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
     #: Those that services and builds run: help lists them apart.
     service_verbs: Sequence[str] = ()
     #: Whether help lists its verbs, which work either way; None: always.
     lists_verbs: Callable[[Config], bool] | None = None
+    #: In the examples of the program's help: a text, and the one that takes its place.
+    examples: Mapping[str, str] = NONE
     #: Adds options and examples to the parser of a verb, by the verb's name, or of the program (""). May add to
     #: the default `run_instead`, a tuple: (the parsed command line) → what carries the verb out in place of the core,
     #: or None.
@@ -229,8 +230,13 @@ class Feature(NamedTuple):
     #: Facts for its checks beside those of every node (`NodeFacts.of_features`), as JSON can hold them. (the
     #: configuration, the mount of the node's file system)
     facts: Callable[[Config, Path], Document] | None = None
-    #: Checks of the doctor.
-    checks: Callable[[], Sequence[Check]] | None = None
+    #: The place of its checks of the doctor: a sequence of `Check`; "" for none.
+    checks: str = ""
+
+    def loaded(self, place: str) -> Any:
+        """Load what is at a place in its folder: MODULE.NAME."""
+        module, _, name = place.rpartition(".")
+        return getattr(import_module(f"vmpin.features.{self.name}.{module}"), name)
 
 
 @cache

@@ -25,7 +25,7 @@ from vmpin.domain.facts import (
     RunDirectoryFacts,
     WatcherFacts,
 )
-from vmpin.feature import features, present
+from vmpin.feature import features
 from vmpin.features.common.finding import CheckResult
 
 ALL = frozenset(("CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN", "CAP_CHOWN"))
@@ -83,9 +83,10 @@ def sandbox(name: str = "a", **changes: Any) -> dict[str, Any]:
 
 
 def verdict(name: str, found: NodeFacts) -> CheckResult:
-    check = next(check for checks in present(feature.checks for feature in features()) for check in checks()
-                 if check.name == name)
-    return check.judge(found)
+    check = next(check for feature in features() if feature.checks
+                 for check in feature.loaded(feature.checks) if check.name == name)
+    result: CheckResult = check.judge(found)
+    return result
 
 
 def kata(path: str = "/k.toml", runtime: str = "go", readers: tuple[str, ...] = ("kata-qemu",),

@@ -79,10 +79,9 @@ def without_alias(arguments: Sequence[str]) -> list[str]:
 
 def verb_modules() -> dict[str, str]:
     """The module of each verb, those of features among them."""
-    modules = {verb: f"vmpin.cli.{verb.replace('-', '_')}" for verb in VERBS}
-    for feature in features():
-        modules.update(feature.verbs)
-    return modules
+    return {verb: f"vmpin.cli.{verb.replace('-', '_')}" for verb in VERBS} | {
+        verb: f"vmpin.features.{feature.name}.{module}" for feature in features()
+        for verb, module in feature.verbs.items()}
 
 
 def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -104,7 +103,10 @@ def program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
     name = program()
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
     vars(argparse)["_"] = lambda text: text
-    parser = Parser(name, description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter, add_help=False)
+    epilog = _EXAMPLES
+    for text, longer in (example for feature in features() for example in feature.examples.items()):
+        epilog = epilog.replace(text, longer, 1)
+    parser = Parser(name, description=_ABOUT, epilog=epilog, formatter_class=HelpFormatter, add_help=False)
     parser.add_argument("-h", "--help", action=HelpFlag, nargs=0, help="show this help message and exit")
     parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "

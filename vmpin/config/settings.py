@@ -18,7 +18,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
 from vmpin.errors import ConfigError
-from vmpin.feature import features, present
+from vmpin.feature import features
 from vmpin.named_tuple import NamedTuple
 
 #: Of the placement rules.
@@ -235,8 +235,7 @@ _OF_CORE: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "
                                   "watch": WatchSettings, "drift": DriftSettings,
                                   "guest": GuestSettings, "log": LogSettings}
 _OF_FEATURES: dict[str, type[Any]] = {
-    name: fields for sections in present(feature.sections for feature in features())
-    for name, fields in sections().items()}
+    name: feature.loaded(place) for feature in features() for name, place in feature.sections.items()}
 SECTIONS = _OF_CORE | _OF_FEATURES
 _PLACES = [(section, name) for section, fields in SECTIONS.items() for name in fields._fields]
 #: Every key, in the order of `vmpin config`.

@@ -84,7 +84,7 @@ def _sockets(config: Config) -> Iterable[Path]:
 def _files(config: Config) -> Iterable[Path]:
     paths = config.paths
     kept = (paths.state_file, paths.originals_file,
-            *(path for files in present(feature.files for feature in features()) for path in files(config)))
+            *(paths.run / name for feature in features() for name in feature.files))
     yield from (*kept, paths.notes_file, paths.hook_socket, paths.control_socket, paths.status_socket)
     for path in kept:
         yield from state_file.beside(path)

@@ -27,8 +27,8 @@ SECOND = 10**9
 HOSTILE = "\x1b[2J<script>alert(1)</script>&\u202e"
 PROGRAM = ForeignProgram(ProgramKind.HOST, HOSTILE, "backup.service")
 #: Those of the configuration that belong to other features.
-OTHER_KEYS = [f"{section}.{key}" for feature in features() if feature.name != "isolation" and feature.sections
-              for section, made in feature.sections().items() for key in made._fields]
+OTHER_KEYS = [f"{section}.{key}" for feature in features() if feature.name != "isolation"
+              for section, place in feature.sections.items() for key in feature.loaded(place)._fields]
 
 
 def clock(moment: int) -> str:

@@ -124,7 +124,7 @@ def test_leaving_prints_what_features_gave_back(
 def test_a_directory_in_the_place_of_a_file_stays_and_is_named_and_the_rest_is_removed(
         machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str) -> None:
     monkeypatch.setattr(teardown, "features", lambda: [
-        Feature(name="keeps", files=lambda config: [config.paths.run / "books", config.paths.run / "kept.json"])])
+        Feature(name="keeps", files=("books", "kept.json"))])
     machine.vmm("a")
     machine.resync()
     assert machine.node_state.save()

@@ -80,8 +80,7 @@ def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callab
             assert all(each["up"] for each in about["sources"])
             assert watcher.view.counters.passes["hook"] == 1
         assert notified() == ["STOPPING=1"]
-        of_features = {path.name for files in present(feature.files for feature in features())
-                       for path in files(watcher.view.config)}
+        of_features = {name for feature in features() for name in feature.files}
         assert set(os.listdir(place.root / "run")) - of_features == {"lock", "spool", "state.json", "status"}
         async with place.watching() as again:
             assert containers(again) == {"c1": "1"}

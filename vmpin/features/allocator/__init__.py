@@ -7,7 +7,7 @@ order of maps."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from vmpin.feature import Comparison, Document, ExplainedPods, Feature, ScenarioKeys, SocketRequest, WatcherPart
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vmpin.daemon.watcher import Watcher
     from vmpin.domain.topology import Topology
     from vmpin.features.common.cpu_owner import CpuOwner
-    from vmpin.features.common.finding import Check
     from vmpin.features.common.held_cpus import HeldCpus
     from vmpin.features.common.scenario_values import ScenarioPart, ScenarioValues
     from vmpin.host.sysfs import Sysfs
@@ -39,22 +38,16 @@ no VM with what it was given
 """}
 
 
-def _sections() -> Mapping[str, type[Any]]:
-    from vmpin.features.allocator.allocate_settings import AllocateSettings
-
-    return {"allocate": AllocateSettings}
-
-
 def _mode(config: Config) -> str:
     from vmpin.features.allocator.allocate_settings import settings_of
 
     return settings_of(config).mode
 
 
-def _files(config: Config) -> Sequence[Path]:
+def _ledger(config: Config) -> Path:
     from vmpin.features.allocator.allocate_settings import ledger_path
 
-    return [ledger_path(config)]
+    return ledger_path(config)
 
 
 def _authority(config: Config, boot_id: str) -> Authority | None:
@@ -64,11 +57,11 @@ def _authority(config: Config, boot_id: str) -> Authority | None:
 
     # It counts until the watcher's allocator puts its own: a pass without it would take exclusive CPUs for shared
     # ones.
-    return ledger_authority(kept_assignments(_files(config)[0], boot_id))
+    return ledger_authority(kept_assignments(_ledger(config), boot_id))
 
 
 def _give_back(config: Config) -> bool:
-    if not any(path.exists() for path in _files(config)):
+    if not _ledger(config).exists():
         return True
     from vmpin.config.timeouts import TIMEOUTS
     from vmpin.features.allocator.cri_calls import release_ledger
@@ -79,7 +72,7 @@ def _give_back(config: Config) -> bool:
 def _watch(watcher: Watcher) -> WatcherPart:
     config = watcher.view.config
     mode = _mode(config)
-    released = mode != "on" and any(path.exists() for path in _files(config))
+    released = mode != "on" and _ledger(config).exists()
     if mode == "off" and not released:
         return _OFF
     from vmpin.features.allocator.watcher_part import release_task, watcher_part
@@ -172,14 +165,6 @@ def _watched_annotations(config: Config) -> Callable[[str], bool] | None:
     return asks
 
 
-def _checks() -> Sequence[Check]:
-    from vmpin.features.allocator.allocation_checks import allocation
-    from vmpin.features.common.finding import Check
-
-    return [Check("allocation", "allocate.mode: other programs that give out CPUs, and what the scheduler counts",
-                  allocation)]
-
-
 _SCENARIO_HELP = """\
 a scenario where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool and sandboxes:
   allocate: {reserved: "0"}
@@ -191,9 +176,9 @@ a scenario where vmpin gives out the CPUs (`vmpin help allocation`), instead of 
 """
 _SCENARIO = ScenarioKeys(help=_SCENARIO_HELP, names=("allocate", "pods", "events"), read=_read_scenario,
                          topology=_topology)
-FEATURE = Feature(name="allocator", sections=_sections, fixed=("allocate",),
-                  authority=_authority, files=_files, give_back=_give_back, watch=_watch,
-                  verbs={"alloc": "vmpin.features.allocator.verbs.alloc"},
+FEATURE = Feature(name="allocator", sections={"allocate": "allocate_settings.AllocateSettings"}, fixed=("allocate",),
+                  authority=_authority, files=("ledger.json",), give_back=_give_back, watch=_watch,
+                  verbs={"alloc": "verbs.alloc"},
                   lists_verbs=lambda config: _mode(config) != "off", options=_options, scenario=_SCENARIO,
                   held_cpus=_held_cpus, cpu_owners=_cpu_owners, verify=_verify, explained_pods=_explained_pods,
-                  watched_annotations=_watched_annotations, checks=_checks)
+                  watched_annotations=_watched_annotations, checks="allocation_checks.CHECKS")

@@ -11,7 +11,7 @@ from vmpin.bounded import parse_real
 from vmpin.cpuset import CpuSet, CpuSetError, union
 from vmpin.domain.facts import ALLOCATORS, KubeletConfig, NodeFacts
 from vmpin.domain.terminal import number_of
-from vmpin.features.common.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.features.common.finding import Check, CheckResult, bad, ok, several, unknown, warn
 
 _RESERVATIONS = ("systemReserved", "kubeReserved")
 _QUANTITY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(m?)")
@@ -151,3 +151,7 @@ def _amount(value: object) -> float:
     match = _QUANTITY.fullmatch(str(value.get("cpu", ""))) if isinstance(value, dict) else None
     number = None if match is None else parse_real(match[1], 1e9)
     return 0.0 if match is None or number is None else number / (1000 if match[2] else 1)
+
+
+CHECKS = (Check("allocation", "allocate.mode: other programs that give out CPUs, and what the scheduler counts",
+                  allocation),)

@@ -5,8 +5,8 @@ The options for all nodes are here, beside the parts: a status of this node alon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vmpin.feature import Feature, WatcherPart
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.features.common.finding import Check
 
 _ABOUT = """\
 Every node by its NodePinning, which the node's reporter writes (docs/kubernetes.md), with the rights of your
@@ -58,12 +57,6 @@ every node of the cluster, from their NodePinnings (of the current context; --co
 
 The other commands are about the machine that they are started on. `vmpin help kubernetes`: how to run them on a node.
 """
-
-
-def _sections() -> Mapping[str, type[Any]]:
-    from vmpin.features.cluster.kubernetes_settings import KubernetesSettings
-
-    return {"kubernetes": KubernetesSettings}
 
 
 def _node_name(config: Config) -> str:
@@ -110,13 +103,6 @@ def _watch(watcher: Watcher) -> WatcherPart:
     return ReporterRequests(watcher).part()
 
 
-def _checks() -> Sequence[Check]:
-    from vmpin.features.cluster.reporter_check import reporter
-    from vmpin.features.common.finding import Check
-
-    return [Check("reporter", "whether this node's reporter reaches the API server", reporter)]
-
-
-FEATURE = Feature(name="cluster", sections=_sections, verbs={"reporter": "vmpin.features.cluster.verbs.reporter"},
-                  service_verbs=("reporter",), options=_options, node_name=_node_name, watch=_watch,
-                  checks=_checks)
+FEATURE = Feature(name="cluster", sections={"kubernetes": "kubernetes_settings.KubernetesSettings"},
+                  verbs={"reporter": "verbs.reporter"}, service_verbs=("reporter",), options=_options,
+                  node_name=_node_name, watch=_watch, checks="reporter_check.CHECKS")

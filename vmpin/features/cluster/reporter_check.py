@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.features.common.finding import CheckResult, ok, warn
+from vmpin.features.common.finding import Check, CheckResult, ok, warn
 
 
 def reporter(facts: NodeFacts) -> CheckResult:
@@ -15,3 +15,6 @@ def reporter(facts: NodeFacts) -> CheckResult:
                         "nothing that pins depends on it; the log of its pod: kubectl logs "
                         "-l app.kubernetes.io/component=reporter --prefix")
     return ok("no reporter has lately reported trouble with the API server: it reaches it, or none runs")
+
+
+CHECKS = (Check("reporter", "whether this node's reporter reaches the API server", reporter),)

@@ -5,4 +5,4 @@ from __future__ import annotations
 
 from vmpin.feature import Feature
 
-FEATURE = Feature(name="demo", verbs={"demo": "vmpin.features.demo.verbs"}, service_verbs=("demo",))
+FEATURE = Feature(name="demo", verbs={"demo": "verbs"}, service_verbs=("demo",))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vmpin.domain.facts import NodeFacts
-from vmpin.feature import features, present
+from vmpin.feature import features
 from vmpin.features.common.finding import Check, CheckResult, Finding, unknown
 from vmpin.features.doctor import kata_checks, node_checks, rival_checks, service_checks, source_checks
 
@@ -46,7 +46,7 @@ CHECKS = (
 
 def all_checks() -> tuple[Check, ...]:
     """The checks of every node, then those of other features."""
-    return tuple(check for checks in present(feature.checks for feature in features()) for check in checks())
+    return tuple(check for feature in features() if feature.checks for check in feature.loaded(feature.checks))
 
 
 def examine(facts: NodeFacts, only: Iterable[str] = ()) -> list[Finding]:

@@ -3,27 +3,12 @@ and the agent for guests as one file. docs/node.md, hooks/README.md and guest/RE
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vmpin.feature import Feature
 
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
-
-#: Examples for the help of the program.
-_EXAMPLES = """\
+_EXAMPLES = {"in service:\n": """\
+in service:
   vmpin install hook --hooks-dir /usr/share/containers/oci/hooks.d
   vmpin install service      vmpin watch under systemd; --now starts it
-"""
-
-
-def _options(verb: str, parser: ArgumentParser) -> None:
-    if not verb and parser.epilog is not None:
-        parser.epilog = parser.epilog.replace("in service:\n", f"in service:\n{_EXAMPLES}", 1)
-
-
-_VERBS = "vmpin.features.installer.verbs"
-
-FEATURE = Feature(name="installer", verbs={"install": f"{_VERBS}.install", "uninstall": f"{_VERBS}.uninstall",
-                                          "guest": f"{_VERBS}.guest"}, service_verbs=("guest",),
-                  options=_options)
+"""}
+FEATURE = Feature(name="installer", verbs={"install": "verbs.install", "uninstall": "verbs.uninstall",
+                                          "guest": "verbs.guest"}, service_verbs=("guest",), examples=_EXAMPLES)

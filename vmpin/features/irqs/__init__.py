@@ -7,7 +7,7 @@ docs/irqs.md describes it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vmpin.feature import Document, Feature, WatcherPart
 
@@ -16,22 +16,11 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.features.common.finding import Check
     from vmpin.reconcile.view import NodeView
-
-
-def _sections() -> Mapping[str, type[Any]]:
-    from vmpin.features.irqs.irqs_settings import IrqSettings
-
-    return {"irqs": IrqSettings}
 
 
 def _path(config: Config) -> Path:
     return config.paths.run / "irqs.json"
-
-
-def _files(config: Config) -> Iterable[Path]:
-    return [_path(config)]
 
 
 def _give_back(config: Config, logged: set[str] | None = None) -> bool:
@@ -134,15 +123,6 @@ def _facts(config: Config, root: Path) -> Document:
     return irq_facts(config, root)
 
 
-def _checks() -> Sequence[Check]:
-    from vmpin.features.common.finding import Check
-    from vmpin.features.irqs import irq_checks
-
-    return [Check("irqs", "interrupts of devices on exclusive CPUs, and the kernel's other work there",
-                  irq_checks.irqs),
-            Check("irqbalance", "whether it may move interrupts to exclusive CPUs", irq_checks.irqbalance)]
-
-
-FEATURE = Feature(name="irqs", sections=_sections, fixed=("irqs",), files=_files, give_back=_give_back,
-                  giving_back=_giving_back, planned=_planned, watch=_watch,
-                  cpu_notes=_cpu_notes, lines=_lines, sentences=_sentences, facts=_facts, checks=_checks)
+FEATURE = Feature(name="irqs", sections={"irqs": "irqs_settings.IrqSettings"}, fixed=("irqs",), files=("irqs.json",),
+                  give_back=_give_back, giving_back=_giving_back, planned=_planned, watch=_watch, cpu_notes=_cpu_notes,
+                  lines=_lines, sentences=_sentences, facts=_facts, checks="irq_checks.CHECKS")

@@ -9,7 +9,7 @@ from typing import Any
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError, union
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import number_of
-from vmpin.features.common.finding import CheckResult, ok, several, unknown, warn
+from vmpin.features.common.finding import Check, CheckResult, ok, several, unknown, warn
 
 _SHOWN = 20
 
@@ -108,3 +108,8 @@ def _entry(facts: NodeFacts) -> Mapping[str, Any]:
 def _closed(facts: NodeFacts) -> CpuSet:
     """The exclusive CPUs that are to take no interrupts: without those that annotations open."""
     return facts.exclusive - CpuSet.parse(_entry(facts).get("open", ""))
+
+
+CHECKS = (Check("irqs", "interrupts of devices on exclusive CPUs, and the kernel's other work there",
+                  irqs),
+            Check("irqbalance", "whether it may move interrupts to exclusive CPUs", irqbalance))

@@ -2,4 +2,4 @@
 
 from vmpin.feature import Feature
 
-FEATURE = Feature(name="logs", verbs={"logs": "vmpin.features.logs.verbs.logs"})
+FEATURE = Feature(name="logs", verbs={"logs": "verbs.logs"})

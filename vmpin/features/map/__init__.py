@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING
 from vmpin.feature import Document, Feature
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
-
     from vmpin.domain.topology import Topology
     from vmpin.features.common.held_cpus import HeldCpus
 
-_EXAMPLE = "  vmpin map                  a picture of the node's CPUs, their owners and the threads on them\n"
-
-
-def _options(verb: str, parser: ArgumentParser) -> None:
-    if not verb and parser.epilog is not None:
-        parser.epilog = parser.epilog.replace("in service:\n", f"{_EXAMPLE}in service:\n", 1)
+_EXAMPLES = {"in service:\n": """\
+  vmpin map                  a picture of the node's CPUs, their owners and the threads on them
+in service:
+"""}
 
 
 def _show(document: Document, topology: Topology, held: HeldCpus | None, node: str, output: str) -> None:
@@ -28,4 +24,4 @@ def _show(document: Document, topology: Topology, held: HeldCpus | None, node: s
     show(picture(document, topology, held, node), output)
 
 
-FEATURE = Feature(name="map", verbs={"map": "vmpin.features.map.verbs"}, options=_options, show_map=_show)
+FEATURE = Feature(name="map", verbs={"map": "verbs"}, examples=_EXAMPLES, show_map=_show)

@@ -3,7 +3,7 @@ docs/memory.md describes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vmpin.feature import Document, Feature, WatcherPart
@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
     from vmpin.errors import ConfigError
-    from vmpin.features.common.finding import Check
-
-
-def _sections() -> Mapping[str, type[Any]]:
-    from vmpin.features.memory.memory_settings import MemorySettings
-
-    return {"memory": MemorySettings}
 
 
 def _check_config(config: Config) -> ConfigError | None:
@@ -67,13 +60,6 @@ def _legend(sandbox: Document) -> str:
     return f"memory {text}" if (text := _summary(sandbox)) else ""
 
 
-def _checks() -> Sequence[Check]:
-    from vmpin.features.common.finding import Check
-    from vmpin.features.memory.memory_checks import memory
-
-    return [Check("memory", "VMs whose memory is on another NUMA node than their vCPUs", memory)]
-
-
-FEATURE = Feature(name="memory", sections=_sections, check_config=_check_config, fixed=("memory",),
-                  watch=_watch, inspect=_inspect, lines=_lines, sentences=_sentences, legend=_legend,
-                  checks=_checks)
+FEATURE = Feature(name="memory", sections={"memory": "memory_settings.MemorySettings"}, check_config=_check_config,
+                  fixed=("memory",), watch=_watch, inspect=_inspect, lines=_lines, sentences=_sentences,
+                  legend=_legend, checks="memory_checks.CHECKS")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import number_of, pod_name, short_id
-from vmpin.features.common.finding import CheckResult, ok, several, unknown, warn
+from vmpin.features.common.finding import Check, CheckResult, ok, several, unknown, warn
 from vmpin.features.memory.memory_text import summary
 
 #: The part of its memory that a VM may have elsewhere: the VMM's own program, page cache, a guest that was moved.
@@ -29,3 +29,6 @@ def memory(facts: NodeFacts) -> CheckResult:
                        *evidence[:20], remedy="run this as root on the node")
     return ok(f"{number_of(len(inspected), 'VM')}: memory and vCPUs are on the same NUMA nodes" if inspected
               else "this machine has one NUMA node, or no VM", *evidence[:20])
+
+
+CHECKS = (Check("memory", "VMs whose memory is on another NUMA node than their vCPUs", memory),)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from vmpin.feature import Feature, WatcherPart
 
@@ -12,12 +12,6 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-
-
-def _sections() -> Mapping[str, type[Any]]:
-    from vmpin.features.metrics.metrics_settings import MetricsSettings
-
-    return {"metrics": MetricsSettings}
 
 
 def _sockets(config: Config) -> Iterable[Path]:
@@ -33,4 +27,5 @@ def _watch(watcher: Watcher) -> WatcherPart | None:
     return WatcherPart(listening={"metrics": Exporter(watcher).run})
 
 
-FEATURE = Feature(name="metrics", sections=_sections, fixed=("metrics.address",), sockets=_sockets, watch=_watch)
+FEATURE = Feature(name="metrics", sections={"metrics": "metrics_settings.MetricsSettings"}, fixed=("metrics.address",),
+                  sockets=_sockets, watch=_watch)

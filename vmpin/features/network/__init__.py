@@ -11,7 +11,6 @@ from vmpin.feature import Document, Feature
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
-    from vmpin.features.common.finding import Check
     from vmpin.features.network.vm_nics import VmNics
     from vmpin.host.procfs import Procfs
     from vmpin.reconcile.view import NodeView
@@ -65,12 +64,5 @@ def _legend(sandbox: Document) -> str:
     return f"network {text}" if text else ""
 
 
-def _checks() -> Sequence[Check]:
-    from vmpin.features.common.finding import Check
-    from vmpin.features.network.network_checks import network
-
-    return [Check("network", "vhost workers and iothreads far from their NIC or disk; queues without a vCPU", network)]
-
-
 FEATURE = Feature(name="network", nic_finder=_nic_finder, members=_members, inspect=_inspect, tables=_tables,
-                  lines=_lines, sentences=_sentences, legend=_legend, checks=_checks)
+                  lines=_lines, sentences=_sentences, legend=_legend, checks="network_checks.CHECKS")

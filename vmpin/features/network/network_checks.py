@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import number_of, pod_name, short_id
-from vmpin.features.common.finding import CheckResult, ok, several, unknown, warn
+from vmpin.features.common.finding import Check, CheckResult, ok, several, unknown, warn
 from vmpin.features.network.network_text import summary
 
 #: Reasons that end where this runs as root.
@@ -34,3 +34,6 @@ def network(facts: NodeFacts) -> CheckResult:
                        else "run this again when the node is less busy")
     return ok(f"{number_of(len(networks), 'VM')}: no thread is far from its NIC or disks, and no queue lacks a vCPU"
               if networks else "no VM sandbox runs on this node", *evidence)
+
+
+CHECKS = (Check("network", "vhost workers and iothreads far from their NIC or disk; queues without a vCPU", network),)

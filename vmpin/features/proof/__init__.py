@@ -3,29 +3,16 @@ docs/proof.md describes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from vmpin.feature import Comparison, Document, Feature, WatcherPart
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from pathlib import Path
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-
-
-def _sections() -> Mapping[str, type[Any]]:
-    from vmpin.features.proof.proof_settings import ProofSettings
-
-    return {"proof": ProofSettings}
-
-
-def _files(config: Config) -> Iterable[Path]:
-    from vmpin.features.common.kept_database import files_of
-
-    return files_of(config.paths.run / "proof")
 
 
 def _watch(watcher: Watcher) -> WatcherPart:
@@ -62,5 +49,6 @@ def _tables(sandbox: Document, wide: bool) -> Iterable[tuple[Sequence[str], Sequ
     return [(COLUMNS, [[role, *row(account)] for role, account in roles.items()])] if roles else []
 
 
-FEATURE = Feature(name="proof", sections=_sections, files=_files, watch=_watch, options=_options, verify=_verify,
+FEATURE = Feature(name="proof", sections={"proof": "proof_settings.ProofSettings"},
+                  files=("proof", "proof-wal", "proof-journal"), watch=_watch, options=_options, verify=_verify,
                   tables=_tables, members=lambda view, vm: {"proof": None})  # without a watcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vmpin.domain.facts import ALLOCATORS, NodeFacts
-from vmpin.features.common.finding import CheckResult, bad, ok, several, unknown
+from vmpin.features.common.finding import Check, CheckResult, bad, ok, several, unknown
 
 #: cri-resmgr rewrites cpusets before the runtime receives them, and vmpin restores what the runtime received. CMK sets
 #: masks alone. mixedcpu adds shared CPUs to those of a container that has exclusive ones, and vmpin does not take
@@ -22,3 +22,6 @@ def runc_repair(facts: NodeFacts) -> CheckResult:
     if not facts.sees:
         return unknown("the node's processes are invisible here", remedy="run this as root; in a pod: hostPID: true")
     return ok("no other program that writes cpusets was found")
+
+
+CHECKS = (Check("runc-repair", "whether another program writes the cpusets that vmpin restores", runc_repair),)

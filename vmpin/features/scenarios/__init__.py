@@ -41,15 +41,12 @@ a scenario:
         - {id: sidecar, cpuset: "0-1,8-9"}
 """
 
-_OF_PROGRAM = "  vmpin plan --scenario F    the same for a node described in a file\n"
 _OF_MAP = "  vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format\n"
 
 
 def _options(verb: str, parser: ArgumentParser) -> None:
     text = str(parser.epilog)
-    if not verb:
-        parser.epilog = text.replace("in service:\n", f"{_OF_PROGRAM}in service:\n", 1)
-    elif verb == "plan":
+    if verb == "plan":
         parser.description = f"{parser.description}{_ABOUT}"
         keys = [keys.help for keys in present(feature.scenario for feature in features())]
         parser.epilog = "\n".join((_FORMAT, f"{text}{_EXAMPLES}", *keys))
@@ -92,4 +89,7 @@ def _map(args: Namespace) -> Callable[[Namespace], int] | None:
     return show_planned
 
 
-FEATURE = Feature(name="scenarios", options=_options)
+FEATURE = Feature(name="scenarios", options=_options, examples={"in service:\n": """\
+  vmpin plan --scenario F    the same for a node described in a file
+in service:
+"""})

@@ -6,8 +6,8 @@ docs/scheduling.md describes it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from vmpin.feature import Comparison, Document, Feature, WatcherPart
 
@@ -18,23 +18,12 @@ if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
     from vmpin.domain.model import SandboxId
-    from vmpin.features.common.finding import Check
     from vmpin.features.scheduling.class_setter import ClassSetter
     from vmpin.reconcile.view import NodeView
 
 
-def _sections() -> Mapping[str, type[Any]]:
-    from vmpin.features.scheduling.scheduling_settings import SchedulingSettings
-
-    return {"scheduling": SchedulingSettings}
-
-
 def _path(config: Config) -> Path:
     return config.paths.run / "scheduling.json"
-
-
-def _files(config: Config) -> Iterable[Path]:
-    return [_path(config)]
 
 
 def _is_on(config: Config) -> bool:
@@ -168,13 +157,7 @@ def _facts(config: Config, root: Path) -> Document:
     return scheduling_facts(config, root)
 
 
-def _checks() -> Sequence[Check]:
-    from vmpin.features.common.finding import Check
-    from vmpin.features.scheduling.scheduling_checks import vcpu_class
-
-    return [Check("vcpu-class", "whether vCPUs can have a real-time class, and what limits them", vcpu_class)]
-
-
-FEATURE = Feature(name="scheduling", sections=_sections, fixed=("scheduling",), files=_files,
-                  give_back=_give_back, giving_back=_giving_back, settle=_settle, watch=_watch, verify=_verify,
-                  lines=_lines, sentences=_sentences, facts=_facts, checks=_checks)
+FEATURE = Feature(name="scheduling", sections={"scheduling": "scheduling_settings.SchedulingSettings"},
+                  fixed=("scheduling",), files=("scheduling.json",), give_back=_give_back, giving_back=_giving_back,
+                  settle=_settle, watch=_watch, verify=_verify, lines=_lines, sentences=_sentences, facts=_facts,
+                  checks="scheduling_checks.CHECKS")

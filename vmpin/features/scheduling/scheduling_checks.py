@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import number_of
-from vmpin.features.common.finding import CheckResult, ok, warn
+from vmpin.features.common.finding import Check, CheckResult, ok, warn
 
 _DROP_IN = "systemctl edit vmpin: [Service] RestrictRealtime=no, then systemctl restart vmpin (docs/scheduling.md)"
 
@@ -40,3 +40,6 @@ def vcpu_class(facts: NodeFacts) -> CheckResult:
     if facts.settings.get("scheduling.privileged_namespaces") and facts.settings.get("watch.nri") == "off":
         return warn("no pod's annotation vcpu-class.vmpin.io is read: watch.nri is off", "watch.nri: auto", *evidence)
     return ok("vCPUs that are alone on an exclusive CPU can have their class", *evidence)
+
+
+CHECKS = (Check("vcpu-class", "whether vCPUs can have a real-time class, and what limits them", vcpu_class),)

@@ -36,5 +36,5 @@ def _manual(args: Namespace) -> Callable[[Namespace], int] | None:
     return print_page
 
 
-FEATURE = Feature(name="shell", verbs={"completion": "vmpin.features.shell.verbs.completion"}, take_over=_take_over,
+FEATURE = Feature(name="shell", verbs={"completion": "verbs.completion"}, take_over=_take_over,
                   options=_options)
