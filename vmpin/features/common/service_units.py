@@ -35,13 +35,10 @@ def exec_start(files: Files, pattern: str) -> Iterator[tuple[str, list[str]]]:
     """The units whose names match a pattern, each with its last ExecStart=, drop-ins over it, and variables expanded;
     without those that are masked, or cannot be read or parsed. Of the specifiers the unit's names are replaced. Of a
     shell that runs one command it is that command."""
-    units: dict[str, str] = {}
-    for path in (path for place in _PLACES for path in files.glob(f"{place}/{pattern}")):
-        units.setdefault(path.rpartition("/")[2], path)
-    for unit, path in units.items():
+    for path, *dropins in unit_files(files, pattern):
         try:
-            texts = [files.text(file) or "" for file in (path, *_dropins(files, unit))]
-            words = _in_shell(_words(files, _specified(unit, "\n".join(texts))))
+            texts = [files.text(file) or "" for file in (path, *dropins)]
+            words = _in_shell(_words(files, _specified(path.rpartition("/")[2], "\n".join(texts))))
         except (SourceError, ValueError):
             continue
         if words:
@@ -89,11 +86,16 @@ def _specified(unit: str, text: str) -> str:
     return _SPECIFIER.sub(lambda match: values[match[0]], text)
 
 
-def _dropins(files: Files, unit: str) -> list[str]:
-    """The drop-ins of a unit in all directories, in the order of their names; of one name the strongest counts."""
-    dropins = {path.rpartition("/")[2]: path for place in reversed(_PLACES)
-               for path in files.glob(f"{place}/{unit}.d/*.conf")}
-    return [dropins[name] for name in sorted(dropins)]
+def unit_files(files: Files, pattern: str) -> Iterator[list[str]]:
+    """The units whose names match a pattern, the strongest of each name, each with its drop-ins of all directories in
+    the order of their names, of which the strongest of each name counts, too."""
+    units: dict[str, str] = {}
+    for path in (path for place in _PLACES for path in files.glob(f"{place}/{pattern}")):
+        units.setdefault(path.rpartition("/")[2], path)
+    for unit, path in units.items():
+        dropins = {path.rpartition("/")[2]: path for place in reversed(_PLACES)
+                   for path in files.glob(f"{place}/{unit}.d/*.conf")}
+        yield [path, *(dropins[name] for name in sorted(dropins))]
 
 
 def _words(files: Files, unit: str) -> list[str]:

@@ -12,15 +12,12 @@ from typing import Any
 from vmpin.bounded import MAX_PID, parse_whole
 from vmpin.config.settings import Config
 from vmpin.errors import SourceError
+from vmpin.features.common.service_units import unit_files
 from vmpin.features.scheduling.sched_class import FIFO, RR, SchedClass
 from vmpin.features.scheduling.thread_class import class_of, kernel_release, why_unlimited
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs, read_file
 
-_UNIT = "vmpin.service"
-#: systemd.unit(5); the first has precedence.
-_UNIT_DIRECTORIES = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
-                     "/usr/lib/systemd/system", "/lib/systemd/system")
 _GROUPS = b"\nCONFIG_RT_GROUP_SCHED=y\n"
 
 
@@ -47,13 +44,11 @@ def _groups(config: Config, proc: Procfs, files: Files) -> str:
 
 def restricted(files: Files) -> bool | None:
     """Whether the watcher's unit, with its drop-ins, has RestrictRealtime on. The last assignment counts."""
-    units = [path for place in _UNIT_DIRECTORIES if files.exists(path := f"{place}/{_UNIT}")]
-    if not units:
+    paths = next(unit_files(files, "vmpin.service"), None)
+    if paths is None:
         return None
-    drop_ins = {name: f"{place}/{_UNIT}.d/{name}" for place in reversed(_UNIT_DIRECTORIES)
-                for name in files.names(f"{place}/{_UNIT}.d") if name.endswith(".conf")}
     value = "no"
-    for path in (units[0], *(drop_ins[name] for name in sorted(drop_ins))):
+    for path in paths:
         with suppress(SourceError):
             for line in (files.text(path) or "").splitlines():
                 key, equals, text = line.partition("=")
