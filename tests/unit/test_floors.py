@@ -91,7 +91,7 @@ NUMBERS_ELSEWHERE = {
         "host", "features.common.cpu_times", "features.doctor.node_facts", "guests.channels",
         "pinning.original_mask_store",
         "procevents.newborn_placer", "features.doctor.report", "features.isolation.foreign_scans",
-        "features.isolation.thread_usage", "features.proof.sampler", "features.proof.sampling",
+        "features.isolation.thread_usage", "features.proof.sampler",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
         "vmm.virtual_machine",
         "features.allocator.allocator_topology",

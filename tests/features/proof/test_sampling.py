@@ -102,7 +102,7 @@ def test_it_sleeps_while_it_is_off_and_begins_when_it_is_switched_on(node: Spinn
                 if not handle.cancelled()] == []
         assert sampling.sampler is None
         node.node_state.config = on
-        sampling.reconfigured()
+        sampling.reconfigured.set()
         await becomes(lambda: listener.ended)
         node.node_state.config = off
         await becomes(lambda: listener.closed)
@@ -111,7 +111,7 @@ def test_it_sleeps_while_it_is_off_and_begins_when_it_is_switched_on(node: Spinn
         sums = sampling.ledger.of(SandboxId("a")).of(ThreadRole.VCPU)
         sums.placed += 7
         node.node_state.config, rounds = on, listener.ended
-        sampling.reconfigured()
+        sampling.reconfigured.set()
         await becomes(lambda: listener.ended > rounds)
         assert sampling.ledger.roles()[ThreadRole.VCPU].placed == 7
         task.cancel()

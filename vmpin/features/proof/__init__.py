@@ -13,16 +13,25 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
+    from vmpin.features.common.samples import RunListener
+    from vmpin.features.proof.sampler import Sampler
 
 
 def _watch(watcher: Watcher) -> WatcherPart:
-    from vmpin.features.proof.sampling import part_of
+    from vmpin.feature import present
+    from vmpin.features.proof.sampling import Sampling
 
-    def pause() -> float:
+    async def listen(sampler: Sampler) -> RunListener | None:
+        make = next(present(part.listen for part in watcher.parts.values()), None)
+        return None if make is None else await make(sampler)
+
+    async def run() -> None:
+        """Sample after the runtime's list: what that loads takes long, and no container waits for it."""
         waits = watcher.nri is not None and watcher.view.config.paths.nri.exists()
-        return watcher.timeouts.settling if waits else 0.0
+        await sampling.run(watcher.timeouts.settling if waits else 0.0)
 
-    return part_of(watcher.node_state, watcher.lock.held, lambda: watcher.parts.values(), pause)
+    sampling = Sampling(watcher.node_state, watcher.lock.held, listen)
+    return sampling.part(run)
 
 
 def _options(verb: str, parser: ArgumentParser) -> None:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from vmpin.bounded import real
 from vmpin.errors import WatcherError
-from vmpin.feature import SocketRequest, WatcherPart, present
+from vmpin.feature import SocketRequest, WatcherPart
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
 
 if TYPE_CHECKING:
-    from vmpin.config.settings import Config
     from vmpin.domain.desired_state import SandboxState
     from vmpin.domain.model import SandboxId
     from vmpin.features.common.metric_families import Metric
@@ -40,7 +39,7 @@ class Sampling:
         self._node_state, self._owned, self._listen = node_state, owned, listen
         self._counters = node_state.counters
         self._view: NodeView = node_state
-        self._reconfigured = asyncio.Event()
+        self.reconfigured = asyncio.Event()  #: The configuration may have another value.
         self._settled = asyncio.Event()
         self._books: RunTimeBooks | None = None
         self._ledger: ResidencyLedger | None = None
@@ -49,7 +48,7 @@ class Sampling:
     def part(self, run: Callable[[], Coroutine[Any, Any, None]]) -> WatcherPart:
         """The part of a watcher that samples. :param run: its task."""
         return WatcherPart(tasks={"proof": run}, requests={"proof": SocketRequest(answer=self._answer, reading=True)},
-                           settled=self.settled, after_resync=self.reconfigured, end=self.close,
+                           settled=self.settled, after_resync=self.reconfigured.set, end=self.close,
                            wide_members=self._members, metrics=self._metrics)
 
     @property
@@ -61,18 +60,19 @@ class Sampling:
             self._ledger = ResidencyLedger(self._counters.drift)
         return self._ledger
 
-    async def run(self) -> None:
-        """Sample until cancelled."""
+    async def run(self, pause: float = 0.0) -> None:
+        """Sample until cancelled. :param pause: seconds to wait first."""
+        await asyncio.sleep(pause)
         while True:
-            seconds = sample_seconds(self._view.config)
+            seconds: float = self._view.config.of_features["proof"].sample_seconds
             if not seconds:
                 if self.sampler is not None:
                     self._node_state.report_strays(None)
                     self.sampler.close()
                     self.sampler = None
-                self._reconfigured.clear()
+                self.reconfigured.clear()
                 self._settled.set()
-                await self._reconfigured.wait()
+                await self.reconfigured.wait()
                 continue
             if self.sampler is None:
                 try:
@@ -81,10 +81,10 @@ class Sampling:
                     self._settled.set()
             from vmpin.features.proof.sampler import BREATH, SLICE
 
-            sampler = self.sampler
-            due = time.monotonic() + sampler.turn(seconds)
+            due = time.monotonic() + self.sampler.turn(seconds)
+            listener = self.sampler.listener
             # What else is to be done has the time between two rounds, and goes on after the next one.
-            while time.monotonic() + BREATH < due and _goes_on(sampler, SLICE):  # noqa: ASYNC110  # work
+            while listener and time.monotonic() + BREATH < due and listener.go_on(SLICE):  # noqa: ASYNC110  # work
                 await asyncio.sleep(BREATH)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
@@ -108,10 +108,6 @@ class Sampling:
         """Wait until earlier books are read, and return the sampler; None where no samples are taken."""
         await self._settled.wait()
         return self.sampler
-
-    def reconfigured(self) -> None:
-        """The configuration may have another value."""
-        self._reconfigured.set()
 
     async def _answer(self, request: dict[str, Any], only: SandboxId | None) -> dict[str, Any]:
         """The run times in the last `since` seconds. :raises WatcherError: no samples are taken."""
@@ -143,29 +139,3 @@ class Sampling:
                 logger.error("the last sample failed: %r", err)
         if self._books is not None:
             self._books.close()
-
-
-def part_of(node_state: NodeState, owned: Callable[[], bool], parts: Callable[[], Iterable[WatcherPart]],
-            pause: Callable[[], float]) -> WatcherPart:
-    """Return the part of a watcher that samples. :param owned: as Sampling's. :param parts: all of the watcher's.
-    :param pause: seconds for which it waits for the runtime's list."""
-    async def listen(sampler: Sampler) -> RunListener | None:
-        make = next(present(part.listen for part in parts()), None)
-        return None if make is None else await make(sampler)
-
-    async def run() -> None:
-        """Sample after the runtime's list: what that loads takes long, and no container waits for it."""
-        await asyncio.sleep(pause())
-        await sampling.run()
-
-    sampling = Sampling(node_state, owned, listen)
-    return sampling.part(run)
-
-
-def _goes_on(sampler: Sampler, seconds: float) -> bool:
-    return sampler.listener is not None and sampler.listener.go_on(seconds)
-
-
-def sample_seconds(config: Config) -> float:
-    """Seconds between samples; 0 for never."""
-    return float(config.of_features["proof"].sample_seconds)
