@@ -20,34 +20,37 @@ Content = TypeVar("Content")
 
 class FileForm(NamedTuple, Generic[Content]):
     """The form of a file. `parse` may raise what a wrong value causes; `data` has no member that is not empty where
-    there is nothing to keep; `loss` is the consequence of a damaged file, as a text."""
+    there is nothing to keep, as `nothing` is; `loss` is the consequence of a damaged file, as a text."""
 
     version: int
     parse: Callable[[Mapping[str, Any]], Content]
     data: Callable[[Content], Mapping[str, object]]
+    nothing: Content
     loss: str
 
 
 class SealedFile(Generic[Content]):
-    """:param boot_id: a file of another boot counts as none.
+    """Each subclass has a form. :param boot_id: a file of another boot counts as none.
     :param aside: whether a damaged one is set aside: not in a dry run."""
 
-    def __init__(self, path: Path, form: FileForm[Content], boot_id: str, aside: bool = True) -> None:
-        self.path, self._form, self._boot_id, self._aside = path, form, boot_id, aside
+    form: FileForm[Content]
 
-    def load(self) -> Content | None:
-        """Return what was saved last; None without a file, and of a damaged one.
+    def __init__(self, path: Path, boot_id: str, aside: bool = True) -> None:
+        self.path, self._boot_id, self._aside = path, boot_id, aside
+
+    def load(self) -> Content:
+        """Return what was saved last; nothing without a file, and of a damaged one.
         :raises OSError: it cannot be read."""
         try:
             raw, _ = read_regular(self.path, MAX_BYTES)
         except FileNotFoundError:
-            return None
+            return self.form.nothing
         try:
-            body = unsealed(raw, self._form.version)
-            return self._form.parse(body) if body["boot_id"] == self._boot_id else None
+            body = unsealed(raw, self.form.version)
+            return self.form.parse(body) if body["boot_id"] == self._boot_id else self.form.nothing
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-            logger.warning("%s", set_file_aside(self.path, err, aside=self._aside, then=self._form.loss))
-            return None
+            logger.warning("%s", set_file_aside(self.path, err, aside=self._aside, then=self.form.loss))
+            return self.form.nothing
 
     @property
     def damaged(self) -> Path | None:
@@ -57,8 +60,8 @@ class SealedFile(Generic[Content]):
 
     def save(self, content: Content) -> None:
         """Replace the file; remove it where there is nothing to keep. :raises OSError: nothing may be changed then."""
-        data = self._form.data(content)
+        data = self.form.data(content)
         if any(data.values()):
-            replace(self.path, sealed(dumps({"version": self._form.version, "boot_id": self._boot_id, **data})))
+            replace(self.path, sealed(dumps({"version": self.form.version, "boot_id": self._boot_id, **data})))
         else:
             self.path.unlink(missing_ok=True)

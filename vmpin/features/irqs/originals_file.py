@@ -5,7 +5,6 @@ whole before a mask is set, so that a kill at any moment loses none. It is of on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -40,12 +39,6 @@ def _data(originals: IrqOriginals) -> dict[str, object]:
 
 
 class OriginalsFile(SealedFile[IrqOriginals]):
-    """:param boot_id: a file of another boot is not used: its interrupts have begun anew."""
+    """A file of another boot is not used: its interrupts have begun anew."""
 
-    def __init__(self, path: Path, boot_id: str, aside: bool = True) -> None:
-        form = FileForm(VERSION, _parse, _data, "interrupts that were moved keep their masks")
-        super().__init__(path, form, boot_id, aside)
-
-    def load(self) -> IrqOriginals:
-        """Return what was saved last; nothing without a file. :raises OSError: it cannot be read."""
-        return super().load() or IrqOriginals()
+    form = FileForm(VERSION, _parse, _data, IrqOriginals(), "interrupts that were moved keep their masks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vmpin.bounded import MAX_INT64, MAX_PID, checked_whole
@@ -37,11 +36,6 @@ def _class(values: Any) -> SchedClass:
 
 
 class ClassFile(SealedFile[dict[ThreadId, ClassRecord]]):
-    """:param boot_id: a file of another boot has no thread of this one. :param aside: as for `SealedFile`."""
+    """A file of another boot has no thread of this one."""
 
-    def __init__(self, path: Path, boot_id: str, aside: bool = True) -> None:
-        super().__init__(path, FileForm(VERSION, _parse, _data, "vCPUs whose class was set keep it"), boot_id, aside)
-
-    def load(self) -> dict[ThreadId, ClassRecord]:
-        """Return what was saved last; nothing without a file. :raises OSError: it cannot be read."""
-        return super().load() or {}
+    form = FileForm(VERSION, _parse, _data, dict[ThreadId, ClassRecord](), "vCPUs whose class was set keep it")
