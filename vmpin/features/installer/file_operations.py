@@ -51,34 +51,18 @@ class WriteFile:
 
 @dataclass(frozen=True)
 class RemoveFile:
-    """Removes the file at `path`; one that is not there is no error."""
+    """Removes the file at `path`, which need not be there, and each of `directories` (the deepest first) that is then
+    empty. The file lists the directories, so it goes last: before each directory it is moved up one. A removal that
+    was interrupted can be completed from there."""
 
     path: Path
-
-    def describe(self) -> str:
-        return f"remove {self.path}"
-
-    def execute(self) -> None:
-        """Remove the file. :raises UsageError: when it cannot be removed."""
-        with failing_as(self.describe()):
-            self.path.unlink(missing_ok=True)
-            _sync_directory(self.path.parent)
-
-
-@dataclass(frozen=True)
-class RemoveWithDirectories:
-    """Removes the file at `path`, then each of `directories` (the deepest first) that is empty without it. The file
-    lists the directories, so it goes last: before each directory it is moved up one. A removal that was interrupted
-    can be completed from there."""
-
-    path: Path
-    directories: tuple[Path, ...]
+    directories: tuple[Path, ...] = ()
 
     def describe(self) -> str:
         return f"remove {self.path}" + "".join(f", {path} if it is empty" for path in self.directories)
 
     def execute(self) -> None:
-        """Remove them. :raises UsageError: when the file cannot be moved or removed."""
+        """Remove the file and directories. :raises UsageError: when the file cannot be moved or removed."""
         path = self.path
         with failing_as(self.describe()):
             _remove_stale(path)

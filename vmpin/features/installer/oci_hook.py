@@ -23,7 +23,6 @@ from vmpin.errors import UsageError
 from vmpin.features.installer.file_operations import (
     Operation,
     RemoveFile,
-    RemoveWithDirectories,
     WriteFile,
     failing_as,
     missing_directories,
@@ -124,7 +123,7 @@ def made_directories(script: Path) -> list[Path]:
     except OSError:
         return []
     listed = os.fsdecode(last.removeprefix(_MADE)) if last.startswith(_MADE) else ""
-    # An interrupted removal has moved the script up (RemoveWithDirectories).
+    # An interrupted removal has moved the script up (RemoveFile).
     return [path for path in map(Path, listed.split(os.pathsep) if listed else ())
             if path in script.parents or script.parent in path.parents]
 
@@ -210,7 +209,7 @@ def plan_remove(hooks_dir: Path) -> list[Operation]:
     return removals + ([RemoveFile(script)] if is_script(script) else [])
 
 
-def plan_leave(hooks_dir: Path) -> list[Operation | RemoveWithDirectories]:
+def plan_leave(hooks_dir: Path) -> list[Operation]:
     """The operations of plan_remove() and the removal of the directories that were made for the hook. An interrupted
     removal is completed: the script may then be in a directory above. :raises UsageError: as plan_remove()."""
     script = script_path(hooks_dir)
@@ -218,8 +217,8 @@ def plan_leave(hooks_dir: Path) -> list[Operation | RemoveWithDirectories]:
     moved = next((path for path in above if script.parent in made_directories(path) and is_script(path)), None)
     removals = plan_remove(hooks_dir)
     if is_script(script):
-        return [*removals[:-1], RemoveWithDirectories(script, tuple(made_directories(script)))]
-    return [*removals, *([RemoveWithDirectories(moved, tuple(made_directories(moved)))] if moved else [])]
+        return [*removals[:-1], RemoveFile(script, tuple(made_directories(script)))]
+    return [*removals, *([RemoveFile(moved, tuple(made_directories(moved)))] if moved else [])]
 
 
 def registration_path(hooks_dir: Path, stage: str) -> Path:

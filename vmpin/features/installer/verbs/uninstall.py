@@ -17,10 +17,10 @@ from vmpin.config.settings import Config
 from vmpin.errors import LockHeldError, SourceError
 from vmpin.features.common.option_values import directory
 from vmpin.features.installer import oci_hook
-from vmpin.features.installer.file_operations import Operation, RemoveWithDirectories, WriteFile
+from vmpin.features.installer.file_operations import Operation, WriteFile
 from vmpin.features.installer.verbs import install_service
 
-Step = Operation | RemoveWithDirectories | install_service.Systemctl
+Step = Operation | install_service.Systemctl
 
 _ABOUT = """\
 Leave this node: take the OCI hook out of every directory and OCI spec in which a runtime of this node reads it, stop,
