@@ -178,7 +178,7 @@ def test_a_period_is_the_sum_of_its_parts(slices: list[Slice], cut: int) -> None
 def test_an_objective_is_kept_missed_or_undecided_by_the_bounds(found: Account, unseen: int, objective: float) -> None:
     made = shares(found, unseen)
     assert made.least <= made.most
-    match compare(made, objective):
+    match compare(made.least, made.most, made.total, objective):
         case Slo.KEPT:
             assert made.least >= objective * made.total
         case Slo.MISSED:

@@ -66,20 +66,16 @@ def document(pods: Iterable[Mapping[str, Any]], since: str, until: str) -> dict[
 def with_slo(report: Mapping[str, Any], percent: float) -> dict[str, Any]:
     """The document with an objective (percent), and how each pod and all of them compare with it."""
     pods = [{**pod, "slo": slo_of(pod, percent).value} for pod in report["pods"]]
-    return {**report, "slo": {"percent": percent, "verdict": _together({pod["slo"] for pod in pods}).value},
-            "pods": pods}
+    verdicts = {pod["slo"] for pod in pods}
+    together = next((verdict for verdict in (Slo.MISSED, Slo.UNDECIDED) if verdict in verdicts), Slo.KEPT)
+    return {**report, "slo": {"percent": percent, "verdict": together.value}, "pods": pods}
 
 
 def slo_of(pod: Mapping[str, Any], percent: float) -> Slo:
     """Compares whole milliseconds of CPU time, and no rounded shares."""
-    parts = {name: round(part["seconds"] * 1000) for name, part in pod["parts"].items()}
+    total = sum(round(part["seconds"] * 1000) for part in pod["parts"].values())
     least, most = (round(pod["bounds"][name] * 1000) for name in ("least", "most"))
-    return compare(Shares(parts["had"], parts["kernel"], parts["others"], parts["unidentified"], parts["hypervisor"],
-                          parts["unseen"], least, most), percent / 100)
-
-
-def _together(verdicts: set[str]) -> Slo:
-    return next((verdict for verdict in (Slo.MISSED, Slo.UNDECIDED) if verdict.value in verdicts), Slo.KEPT)
+    return compare(least, most, total, percent / 100)
 
 
 def _worst(worst: WorstMinute, owner: Owner, clock: Clock) -> dict[str, object]:

@@ -85,12 +85,12 @@ class Slo(StrEnum):
     UNDECIDED = "undecided"
 
 
-def compare(parts: Shares, objective: float) -> Slo:
-    """Compare the owner's share with an objective.
+def compare(least: int, most: int, total: int, objective: float) -> Slo:
+    """Compare what the owner had of the total with an objective.
     :param objective: the share (0 to 1) that the owner should have had at least."""
-    if not parts.total or parts.least >= objective * parts.total:
+    if not total or least >= objective * total:
         return Slo.KEPT
-    return Slo.MISSED if parts.most < objective * parts.total else Slo.UNDECIDED
+    return Slo.MISSED if most < objective * total else Slo.UNDECIDED
 
 
 class Period(NamedTuple):

@@ -63,10 +63,6 @@ def headline(pod: Mapping[str, Any]) -> str:
     return f"{title(pod)} {had}, in {human_age(pod['seconds'])} until {pod['until']}{ended}"
 
 
-def bounds(pod: Mapping[str, Any]) -> str:
-    return f"at least {percent(pod['share']['least'])}, at most {percent(pod['share']['most'])}"
-
-
 def worst_sentence(pod: Mapping[str, Any]) -> str:
     worst = pod["worst"]
     if worst is None:
@@ -74,11 +70,6 @@ def worst_sentence(pod: Mapping[str, Any]) -> str:
     where = "" if worst["cpu"] is None else f", most on CPU {worst['cpu']}"
     return (f"worst minute: {worst['minute']}: {percent(worst['share'])} of its CPUs' time was not its own "
             f"({seconds(worst['seconds'])}{where})")
-
-
-def cause_sentence(worst: Mapping[str, Any]) -> str:
-    cause = worst["cause"]
-    return "cause: not identified" if cause is None else f"cause: {cause['title']}, {seconds(cause['seconds'])}"
 
 
 def drift_sentence(pod: Mapping[str, Any]) -> str:
@@ -102,7 +93,7 @@ def lines(pod: Mapping[str, Any], slo: float | None, width: int = WIDTH) -> Iter
     """The report of one pod."""
     yield from _wrapped(headline(pod), width, "")
     if not unmeasured(pod):
-        yield f"  ({bounds(pod)})"
+        yield f"  (at least {percent(pod['share']['least'])}, at most {percent(pod['share']['most'])})"
     yield ""
     for name, text in PARTS.items() if pod["cpu_seconds"] else ():
         part = pod["parts"][name]
@@ -139,9 +130,11 @@ def worst_lines(pod: Mapping[str, Any], width: int) -> Iterator[str]:
 
 def _worst(pod: Mapping[str, Any], width: int, indent: str) -> Iterator[str]:
     yield from _wrapped(worst_sentence(pod), width, indent)
-    if pod["worst"] is not None:
-        yield from _wrapped(cause_sentence(pod["worst"]), width, f"{indent}  ")
-        yield from _wrapped(f"what to do: {pod['worst']['advice']}", width, f"{indent}  ")
+    if (worst := pod["worst"]) is not None:
+        cause = worst["cause"]
+        by = "not identified" if cause is None else f"{cause['title']}, {seconds(cause['seconds'])}"
+        yield from _wrapped(f"cause: {by}", width, f"{indent}  ")
+        yield from _wrapped(f"what to do: {worst['advice']}", width, f"{indent}  ")
 
 
 def _programs(programs: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:

@@ -13,10 +13,11 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.features.common.cpu_owner import CpuOwner
 from vmpin.features.isolation.process_pods import ProcessPods, pod_uid
+from vmpin.features.isolation.top.thread_intervals import ProcessInterval
 from vmpin.features.isolation.usage import SampledProcess, SampledThread, container_of
 
 
-def owns(owner: CpuOwner, process: SampledProcess, sandbox: str | None) -> bool:
+def owns(owner: CpuOwner, process: SampledProcess | ProcessInterval, sandbox: str | None) -> bool:
     """True if a process is the owner's: a process of the owning VM sandbox, else one in the container's cgroup
     (also probes and `kubectl exec`). A VMM's cgroup does not count: Kata may keep all VMMs of a node in one."""
     if (owner.vm and sandbox == owner.sandbox) or sandbox in owner.members:
@@ -77,12 +78,6 @@ def changed_cpus(before: Mapping[int, Iterable[CpuOwner]], after: Mapping[int, I
     then, now = ({cpu: {(owner.sandbox, owner.container) for owner in owners} for cpu, owners in by_cpu.items()}
                  for by_cpu in (before, after))
     return CpuSet(cpu for cpu in then.keys() | now.keys() if then.get(cpu) != now.get(cpu))
-
-
-def located(owners: Iterable[CpuOwner], processes: Iterable[SampledProcess]) -> list[CpuOwner]:
-    """The owners with the current cgroup of each container's init: "" if that is the topmost, or if init has ended."""
-    cgroups = {process.pid: process.cgroup for process in processes}
-    return [owner if owner.init is None else replace(owner, cgroup=cgroups.get(owner.init, "")) for owner in owners]
 
 
 def _label(entry: Mapping[str, Any], sandbox: Mapping[str, Any] | None) -> str:
@@ -220,7 +215,9 @@ def judge(owners: Sequence[CpuOwner], sandboxes: Mapping[int, str], processes: I
     """
     names = names or ProcessPods.of(())
     processes = list(processes)
-    owners = located(owners, processes)
+    # The current cgroup of each container's init: "" if that is the topmost, or if init has ended.
+    cgroups = {process.pid: process.cgroup for process in processes}
+    owners = [owner if owner.init is None else replace(owner, cgroup=cgroups.get(owner.init, "")) for owner in owners]
     exclusive = union(owner.cpus for owner in owners)
     uses = {cpu: Use(cpu, tuple(owner for owner in owners if cpu in owner.cpus),
                      None if busy is None else busy.get(cpu)) for cpu in exclusive}

@@ -91,14 +91,12 @@ class IntervalSampler:
                 processes.append(ProcessInterval(int(pid), process.comm, process.kernel, process.cgroup, tuple(ran)))
         for pid in [pid for pid, process in self._processes.items() if process.seen != self._samples]:
             del self._processes[pid]
+        elapsed = round((at - self._at) * 1e9)
+        busy = {cpu: max(0, elapsed - (now - self._idle[cpu])) for cpu, now in idle.items() if cpu in self._idle}
         interval = None if self._samples == 1 else UsageInterval(
-            at - self._at, tuple(processes), self._busy(round((at - self._at) * 1e9), idle), threads, self.kernel_seen,
-            self.host.precise)
+            at - self._at, tuple(processes), busy, threads, self.kernel_seen, self.host.precise)
         self._at, self._ticks, self._idle = at, ticks, idle
         return interval
-
-    def _busy(self, elapsed: int, idle: dict[int, int]) -> dict[int, int]:
-        return {cpu: max(0, elapsed - (now - self._idle[cpu])) for cpu, now in idle.items() if cpu in self._idle}
 
     def _threads(self, pid: str, process: _Metered, watched: Collection[int]) -> list[ThreadInterval]:
         """The threads of a process that ran; its meters are brought up to date."""

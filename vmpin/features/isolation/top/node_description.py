@@ -18,7 +18,7 @@ from vmpin.features.common.cpu_owner import CpuOwner
 from vmpin.features.isolation.others import changed_cpus, owned_by_cpu, owners_of, owns, sandboxes_of
 from vmpin.features.isolation.process_pods import ProcessPods
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval
-from vmpin.features.isolation.usage import SampledProcess, container_of
+from vmpin.features.isolation.usage import container_of
 from vmpin.named_tuple import NamedTuple
 
 #: Of a container in its guest, the most urgent first; then whatever else there is.
@@ -86,17 +86,15 @@ class NodeDescription:
             return None
         key = process.pid, process.cgroup
         if key not in self._pods:
-            container, sampled = container_of(process.cgroup), _sampled(process)
-            self._pods[key] = self.by_container.get(container or "") or next(
-                (owner.sandbox for owner in self.owners if not owner.vm and owns(owner, sampled, None)), None)
+            self._pods[key] = self.by_container.get(container_of(process.cgroup) or "") or next(
+                (owner.sandbox for owner in self.owners if not owner.vm and owns(owner, process, None)), None)
         return self._pods[key]
 
     def cpus_of(self, process: ProcessInterval, sandbox: str | None) -> frozenset[int]:
         """The exclusive CPUs that are the process's own."""
         key = (process.pid if sandbox is None else 0), process.cgroup, sandbox
         if key not in self._cpus:
-            sampled = _sampled(process)
-            self._cpus[key] = union(owner.cpus for owner in self.owners if owns(owner, sampled, sandbox)).frozen()
+            self._cpus[key] = union(owner.cpus for owner in self.owners if owns(owner, process, sandbox)).frozen()
         return self._cpus[key]
 
     def label_of(self, process: ProcessInterval, sandbox: str | None) -> str:
@@ -109,10 +107,6 @@ class NodeDescription:
         if name:
             return name
         return short_id(process.cgroup.rpartition("/")[2]) or "host"
-
-
-def _sampled(process: ProcessInterval) -> SampledProcess:
-    return SampledProcess(process.pid, process.comm, process.kernel, process.cgroup, False, ())
 
 
 def describe(document: Mapping[str, Any], before: NodeDescription | None = None) -> NodeDescription:

@@ -210,7 +210,10 @@ def usage_data(usage: NodeUsage, when: str, order: str) -> dict[str, Any]:
     return {"version": VERSION, "time": when, "seconds": round(usage.seconds, 3), "threads": usage.threads,
             "kernel_seen": usage.kernel_seen, "resolution": "ns" if usage.precise else "ticks",
             "pods": [_pod(row, usage) for row in sorted_pods(usage.pods, order)],
-            "foreign_threads": [_foreign_thread(thread) for thread in usage.foreign_threads],
+            "foreign_threads": [
+                {"sandbox": thread.owner, "cpu": thread.cpu, "seconds": _seconds(thread.ran), "exact": thread.exact,
+                 "tid": thread.tid, "thread": thread.name, "pid": thread.pid, "process": thread.process,
+                 "of": thread.home} for thread in usage.foreign_threads],
             "collisions": list(usage.description.collisions)}
 
 
@@ -228,11 +231,6 @@ def _cpu(use: CpuUse) -> dict[str, Any]:
     return {"cpu": use.cpu, "busy": None if use.busy is None else _seconds(use.busy), "own": _seconds(use.own),
             "kernel": _seconds(use.kernel), "foreign": _seconds(use.foreign),
             "unseen": None if use.busy is None else _seconds(use.unseen)}
-
-
-def _foreign_thread(thread: ForeignThread) -> dict[str, Any]:
-    return {"sandbox": thread.owner, "cpu": thread.cpu, "seconds": _seconds(thread.ran), "exact": thread.exact,
-            "tid": thread.tid, "thread": thread.name, "pid": thread.pid, "process": thread.process, "of": thread.home}
 
 
 def _seconds(spent: int) -> float:
