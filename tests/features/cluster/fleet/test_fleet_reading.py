@@ -14,7 +14,6 @@ from vmpin.features.cluster.cluster_errors import AnswerTooLong, ClusterError
 from vmpin.features.cluster.fleet.fleet_reading import (
     LARGEST_PAGE,
     PAGES,
-    NodeChoice,
     check_selector,
     placement_of,
     read_fleet,
@@ -50,7 +49,7 @@ class Lists:
         return page
 
     def fleet(self, **choice: str) -> Fleet:
-        return read_fleet(self.send, lambda: NOW, NodeChoice(**choice), lambda record: record)
+        return read_fleet(self.send, lambda: NOW, lambda record: record, **choice)
 
 
 def node(name: str, **labels: str) -> dict[str, Any]:
@@ -163,7 +162,7 @@ def test_one_object_that_is_larger_than_a_page_is_an_error() -> None:
 @pytest.mark.parametrize("answer", [{}, {"items": 3, "metadata": {}}, {"items": [], "metadata": 3}, []])
 def test_an_answer_that_is_no_list_is_an_error(answer: Any) -> None:
     with pytest.raises(ClusterError, match="the answer is no list"):
-        read_fleet(lambda request, most: answer, lambda: NOW, NodeChoice(node="a"), lambda record: record)
+        read_fleet(lambda request, most: answer, lambda: NOW, lambda record: record, "a")
 
 
 def daemon_set(**spec: Any) -> dict[str, Any]:

@@ -32,9 +32,9 @@ def test_all_that_a_reporter_writes_is_read() -> None:
     assert (node.layout.nodes, node.layout.caches) == ({0: "0-7"}, ("0-7",))
     (pod,) = node.pods
     assert (pod.title, pod.state, pod.mask, pod.good, pod.reason) == ("default/web", "Pinned", "0-1,4-5", True, "why")
-    assert pod.details is not None
-    assert pod.details.vcpus == {0: "0-1", 1: "4", 2: "5"}
-    assert [container.name for container in pod.details.containers] == ["main", "side"]
+    assert not pod.cut
+    assert pod.vcpus == {0: "0-1", 1: "4", 2: "5"}
+    assert [container.name for container in pod.containers] == ["main", "side"]
 
 
 @pytest.mark.parametrize(("changes", "health"), [

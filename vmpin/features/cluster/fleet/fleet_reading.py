@@ -43,37 +43,30 @@ _KEY = re.compile(r"\s*!?\s*([A-Za-z0-9._/-]*)")
 Send = Callable[[ApiRequest, int], Any]
 
 
-class NodeChoice(NamedTuple):
-    """`node` is a name, `selector` one of labels as kubectl has it; "" for all. `namespace` is the pods'."""
-
-    node: str = ""
-    selector: str = ""
-    namespace: str = ""
-
-
-def read_fleet(send: Send, clock: Callable[[], float], choice: NodeChoice,
-               trim: Callable[[NodeRecord], NodeRecord]) -> Fleet:
+def read_fleet(send: Send, clock: Callable[[], float], trim: Callable[[NodeRecord], NodeRecord], node: str = "",
+               selector: str = "", namespace: str = "") -> Fleet:
     """Read the chosen NodePinnings, and which nodes should have one.
+    :param node: a name. :param selector: one of labels, as kubectl has it; "" for all. :param namespace: the pods'.
     :param trim: keeps of a record as much as is shown, to save memory.
     :raises ClusterError: where the NodePinnings cannot be listed; with a hint. :raises UsageError: for a selector."""
-    check_selector(choice.selector)
+    check_selector(selector)
     # First the nodes: one that joins in between is not missing.
-    expected, unknown, unchecked = {choice.node}, "", ""
-    if not choice.node:
+    expected, unknown, unchecked = {node}, "", ""
+    if not node:
         expected = set()
         try:
             placements = list(_placements(send))
             unchecked = "" if placements else "there is no DaemonSet of the reporter"
             for placement in placements:
-                selector = ",".join(filter(None, (placement.selector, choice.selector)))
-                expected |= {str(item["metadata"]["name"]) for item in _items(send, _NODES, selector)
+                both = ",".join(filter(None, (placement.selector, selector)))
+                expected |= {str(item["metadata"]["name"]) for item in _items(send, _NODES, both)
                              if placement.chooses(item)}
         except ClusterError as err:
             if err.status != 403:
                 raise
             unknown = f"{err}; {err.hint}"
-    records = [trim(record_of_pinning(item).within(choice.namespace))
-               for item in _items(send, pinning_path(), choice.selector, choice.node)]
+    records = [trim(record_of_pinning(item).within(namespace))
+               for item in _items(send, pinning_path(), selector, node)]
     return fleet_of(records, expected, clock(), unknown, unchecked)
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from vmpin.domain.terminal import human_age, number_of, printable
-from vmpin.features.cluster.fleet.node_record import Fleet, FleetNode, NodeHealth, PodDetails, PodLine
+from vmpin.features.cluster.fleet.node_record import Fleet, FleetNode, NodeHealth, PodLine
 from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.pod_pinning import PinState, backed_cpus, timestamp
 from vmpin.named_tuple import NamedTuple
@@ -76,11 +76,10 @@ def misplaced_table(fleet: Fleet) -> TextTable:
 
 def _inside(pod: PodLine) -> tuple[str, str]:
     """How many vCPUs have a CPU of their own; the state of the guest."""
-    if pod.details is None:
+    if pod.cut:
         return "-", "-"
-    alone = backed_cpus(pod.details.vcpus.values(), pod.details.containers)
-    return f"{len(alone)}/{len(pod.details.vcpus)} 1:1", ": ".join(
-        filter(None, (pod.details.agent, pod.details.guest))) or "-"
+    alone = backed_cpus(pod.vcpus.values(), pod.containers)
+    return f"{len(alone)}/{len(pod.vcpus)} 1:1", ": ".join(filter(None, (pod.agent, pod.guest))) or "-"
 
 
 def remarks(fleet: Fleet) -> Iterator[str]:
@@ -178,15 +177,13 @@ def node_document(node: FleetNode, now: float) -> dict[str, Any]:
 
 
 def _pod(pod: PodLine) -> dict[str, Any]:
-    return {"namespace": pod.namespace, "pod": pod.pod, "uid": pod.uid, "sandbox": pod.sandbox, "state": pod.state,
-            "verdict": pod.verdict, "mask": pod.mask, **({} if pod.details is None else _details(pod.details))}
-
-
-def _details(details: PodDetails) -> dict[str, Any]:
-    return {"handler": details.handler, "reasons": list(details.reasons), "misplaced": details.misplaced,
-            "vcpus": {str(vcpu): mask for vcpu, mask in details.vcpus.items()},
-            "guest": {"agent": details.agent, "state": details.guest},
-            "containers": [container._asdict() for container in details.containers], "putBack": details.put_back}
+    line = {"namespace": pod.namespace, "pod": pod.pod, "uid": pod.uid, "sandbox": pod.sandbox, "state": pod.state,
+            "verdict": pod.verdict, "mask": pod.mask}
+    return line if pod.cut else {
+        **line, "handler": pod.handler, "reasons": list(pod.reasons), "misplaced": pod.misplaced,
+        "vcpus": {str(vcpu): mask for vcpu, mask in pod.vcpus.items()},
+        "guest": {"agent": pod.agent, "state": pod.guest},
+        "containers": [container._asdict() for container in pod.containers], "putBack": pod.put_back}
 
 
 def verify_document(fleet: Fleet) -> dict[str, Any]:

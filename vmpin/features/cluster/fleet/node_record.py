@@ -16,18 +16,17 @@ from typing import Any
 from vmpin.bounded import checked_parse, checked_whole
 from vmpin.cpuset import MAX_CPU
 from vmpin.domain.pod_names import with_names
-from vmpin.domain.terminal import excerpt, number_of
+from vmpin.domain.terminal import number_of
 from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.node_pinning import MAX_SIZE, REFRESH, size_of
 from vmpin.features.cluster.kube.pod_pinning import PinState
-from vmpin.features.cluster.kube.reported_node import ContainerPinning, CpuCollision
+from vmpin.features.cluster.kube.reported_node import CPUS, LONG, ContainerPinning, CpuCollision, text_of
 from vmpin.named_tuple import NamedTuple
 
 #: Bytes of a status as JSON beyond which it is not shown: no reporter writes half as much.
 LARGEST = 2 * MAX_SIZE
 #: The longest refresh (seconds) that is believed: with a longer one an object would never be stale.
 LONGEST_REFRESH = 3600
-_LONG, _SHORT, _CPUS = 512, 256, 4096
 _MOST = {"reasons": 16, "containers": 64, "collisions": 64, "vcpus": 1024, "sandboxes": 4096, "nodes": 128,
          "caches": 256}
 _GOOD = frozenset(state.value for state in PinState if state.good)
@@ -51,22 +50,9 @@ class NodeHealth(enum.StrEnum):
         return self not in (self.MISSING, self.UNREADABLE, self.STALE, self.NOT_READY)
 
 
-class PodDetails(NamedTuple):
-    """`vcpus` are masks in the kernel by vCPU; `misplaced` counts threads, `put_back` repairs."""
-
-    handler: str
-    reasons: tuple[str, ...]
-    misplaced: int
-    vcpus: Mapping[int, str]
-    agent: str
-    guest: str
-    containers: tuple[ContainerPinning, ...]
-    put_back: int
-
-
 class PodLine(NamedTuple):
-    """A pod in a VM. `state` is a PinState's value, or what a later version writes; `details` are None where they were
-    cut from the object."""
+    """A pod in a VM. `state` is a PinState's value, or what a later version writes. `vcpus` are masks in the kernel by
+    vCPU; `misplaced` counts threads, `put_back` repairs. With `cut` all from `handler` on was cut from the object."""
 
     namespace: str
     pod: str
@@ -75,7 +61,15 @@ class PodLine(NamedTuple):
     state: str
     verdict: str
     mask: str
-    details: PodDetails | None
+    handler: str = ""
+    reasons: tuple[str, ...] = ()
+    misplaced: int = 0
+    vcpus: Mapping[int, str] = MappingProxyType({})
+    agent: str = ""
+    guest: str = ""
+    containers: tuple[ContainerPinning, ...] = ()
+    put_back: int = 0
+    cut: bool = False
 
     @property
     def title(self) -> str:
@@ -87,12 +81,8 @@ class PodLine(NamedTuple):
         return self.state in _GOOD and not self.misplaced
 
     @property
-    def misplaced(self) -> int:
-        return self.details.misplaced if self.details else 0
-
-    @property
     def reason(self) -> str:
-        reasons = "; ".join(self.details.reasons) if self.details else "its details were cut"
+        reasons = "its details were cut" if self.cut else "; ".join(self.reasons)
         wrong = [number_of(self.misplaced, "thread is misplaced")] * bool(self.misplaced)
         return "; ".join([*wrong, *([reasons] if reasons else [])])
 
@@ -132,7 +122,7 @@ class NodeRecord(NamedTuple):
     @property
     def hidden(self) -> int:
         """The number of pods that are not in place and whose misplaced threads are unknown."""
-        return self.lost + sum(not pod.good and pod.details is None for pod in self.pods)
+        return self.lost + sum(not pod.good and pod.cut for pod in self.pods)
 
     @property
     def compared(self) -> bool:
@@ -173,15 +163,14 @@ class NodeRecord(NamedTuple):
 
     def attention(self) -> NodeRecord:
         """Return the record with as much as a table shows: without pods in place, and without their containers."""
-        pods = [pod for pod in self.pods if not pod.good]
-        return self._replace(pods=tuple(pod._replace(details=pod.details and pod.details._replace(
-            containers=(), vcpus=MappingProxyType({}))) for pod in pods), layout=CpuLayout())
+        return self._replace(layout=CpuLayout(), pods=tuple(
+            pod._replace(containers=(), vcpus=MappingProxyType({})) for pod in self.pods if not pod.good))
 
 
 def record_of_pinning(item: Any) -> NodeRecord:
     """Read a NodePinning from its JSON. Raises nothing: an object that cannot be read is a record that shows that."""
     try:
-        name = _text(item["metadata"]["name"])
+        name = text_of(item["metadata"]["name"])
     except (KeyError, TypeError):
         return NodeRecord("?", unreadable="it has no name")
     try:
@@ -190,7 +179,7 @@ def record_of_pinning(item: Any) -> NodeRecord:
             return NodeRecord(name, unreadable=f"it is larger than any reporter writes it ({size >> 10} KiB)")
         return _record(name, item["metadata"].get("labels") or {}, item["status"])
     except (KeyError, TypeError, ValueError, AttributeError) as err:
-        return NodeRecord(name, unreadable=f"this version cannot read it: {_text(repr(err))}")
+        return NodeRecord(name, unreadable=f"this version cannot read it: {text_of(repr(err))}")
 
 
 def _record(name: str, labels: Mapping[str, object], status: Mapping[str, Any]) -> NodeRecord:
@@ -200,11 +189,11 @@ def _record(name: str, labels: Mapping[str, object], status: Mapping[str, Any]) 
     total, pinned = _count(status.get("total", len(pods))), _count(status.get("pinned", 0))
     cpus, cut = status.get("cpus") or {}, status.get("cut") or {}
     return NodeRecord(
-        name, {key: _text(labels[key]) for key in (ZONE, REGION, *POOLS) if labels.get(key)},
+        name, {key: text_of(labels[key]) for key in (ZONE, REGION, *POOLS) if labels.get(key)},
         _time(status["observedAt"]), min(max(1, _count(status["refreshSeconds"])), LONGEST_REFRESH),
-        status["ready"] is True, _text(status.get("message"), _LONG), _text(status.get("version")),
-        _text(status.get("trouble"), _LONG),
-        {key: _text(cpus.get(key), _CPUS) for key in ("online", "shared", "exclusive", "housekeeping")},
+        status["ready"] is True, text_of(status.get("message"), LONG), text_of(status.get("version")),
+        text_of(status.get("trouble"), LONG),
+        {key: text_of(cpus.get(key), CPUS) for key in ("online", "shared", "exclusive", "housekeeping")},
         _layout(status.get("topology") or {}), pinned, total, _count(status.get("degraded", 0)),
         max(0, total - pinned - sum(pod.state not in _GOOD for pod in pods)), pods, collisions,
         max(_count(status.get("collisionCount", 0)), len(collisions)),
@@ -213,32 +202,32 @@ def _record(name: str, labels: Mapping[str, object], status: Mapping[str, Any]) 
 
 def _collision(entry: Mapping[str, Any], titles: Mapping[str, str]) -> CpuCollision:
     """A collision, with pods' titles in place of ids. :param titles: by sandbox id."""
-    return CpuCollision(_count(entry["cpu"]), tuple(map(_text, (entry.get("sandboxes") or ())[:4])),
-                        with_names(_text(entry["message"], _LONG), titles))
+    return CpuCollision(_count(entry["cpu"]), tuple(map(text_of, (entry.get("sandboxes") or ())[:4])),
+                        with_names(text_of(entry["message"], LONG), titles))
 
 
 def _pod(entry: Mapping[str, Any]) -> PodLine:
-    return PodLine(_text(entry.get("namespace")), _text(entry.get("pod")), _text(entry.get("uid")),
-                   _text(entry["sandbox"]), _text(entry["state"], 64), _text(entry["verdict"], 64),
-                   _text(entry.get("mask"), _CPUS), _details(entry) if "reasons" in entry else None)
-
-
-def _details(entry: Mapping[str, Any]) -> PodDetails:
+    line = PodLine(text_of(entry.get("namespace")), text_of(entry.get("pod")), text_of(entry.get("uid")),
+                   text_of(entry["sandbox"]), text_of(entry["state"], 64), text_of(entry["verdict"], 64),
+                   text_of(entry.get("mask"), CPUS), cut="reasons" not in entry)
+    if line.cut:
+        return line
     guest = entry.get("guest") or {}
     containers = tuple(ContainerPinning(
-        _text(container.get("name")), _text(container.get("cpus"), _CPUS), container.get("exclusive") is True,
-        _text(container.get("vcpus"), _CPUS), _text(container.get("guest")))
+        text_of(container.get("name")), text_of(container.get("cpus"), CPUS), container.get("exclusive") is True,
+        text_of(container.get("vcpus"), CPUS), text_of(container.get("guest")))
         for container in (entry.get("containers") or ())[:_MOST["containers"]])
-    vcpus = {checked_parse(key, MAX_CPU): _text(mask, _CPUS) for key, mask in _pairs(entry.get("vcpus"), "vcpus")}
-    return PodDetails(_text(entry.get("handler")), _texts(entry["reasons"], "reasons", _LONG),
-                      _count(entry.get("misplaced", 0)), vcpus, _text(guest.get("agent")), _text(guest.get("state")),
-                      containers, _count(entry.get("putBack", 0)))
+    vcpus = {checked_parse(key, MAX_CPU): text_of(mask, CPUS) for key, mask in _pairs(entry.get("vcpus"), "vcpus")}
+    return line._replace(
+        handler=text_of(entry.get("handler")), reasons=_texts(entry["reasons"], "reasons", LONG),
+        misplaced=_count(entry.get("misplaced", 0)), vcpus=vcpus, agent=text_of(guest.get("agent")),
+        guest=text_of(guest.get("state")), containers=containers, put_back=_count(entry.get("putBack", 0)))
 
 
 def _layout(topology: Mapping[str, Any]) -> CpuLayout:
-    nodes = {checked_parse(key, MAX_CPU): _text(cpus, _CPUS) for key, cpus in _pairs(topology.get("nodes"), "nodes")}
-    return CpuLayout(nodes, _texts(topology.get("caches") or (), "caches", _CPUS),
-                     _text(topology.get("isolated"), _CPUS))
+    nodes = {checked_parse(key, MAX_CPU): text_of(cpus, CPUS) for key, cpus in _pairs(topology.get("nodes"), "nodes")}
+    return CpuLayout(nodes, _texts(topology.get("caches") or (), "caches", CPUS),
+                     text_of(topology.get("isolated"), CPUS))
 
 
 def _pairs(entries: Any, key: str) -> list[tuple[str, object]]:
@@ -259,11 +248,7 @@ def _count(value: object) -> int:
 
 
 def _texts(values: Sequence[object], key: str, most: int) -> tuple[str, ...]:
-    return tuple(_text(value, most) for value in values[:_MOST[key]])
-
-
-def _text(value: object, most: int = _SHORT) -> str:
-    return excerpt(value, most)
+    return tuple(text_of(value, most) for value in values[:_MOST[key]])
 
 
 _ORDER = {health: place for place, health in enumerate(NodeHealth)}

@@ -18,7 +18,7 @@ from vmpin.named_tuple import NamedTuple
 VERSION = 1
 MAX_SANDBOXES = 4096
 _MOST = {"reasons": 16, "containers": 64, "collisions": 256, "vcpus": 1024, "refused": 64}
-_LONG, _SHORT, _CPUS = 512, 256, 4096
+LONG, _SHORT, CPUS = 512, 256, 4096
 
 
 class ContainerPinning(NamedTuple):
@@ -119,7 +119,7 @@ class ReportedNode(NamedTuple):
         try:
             line = load_json(raw)
             if "error" in line:
-                raise WireError("follow", _text(line["error"], _LONG))
+                raise WireError("follow", text_of(line["error"], LONG))
             if line["version"] != VERSION:
                 raise WireError("follow", f"version {line['version']!r}: is the watcher of another version?")
             everything, time = line["follow"] == "all", checked_real(line["time"], 1e11)
@@ -141,43 +141,43 @@ class ReportedNode(NamedTuple):
 def _sandbox(entry: Mapping[str, Any]) -> SandboxPinning:
     pod, guest, drift = entry["pod"] or {}, entry["guest"] or {}, entry["drift"] or {}
     return SandboxPinning(
-        _text(entry["id"]), (_text(pod.get("namespace")), _text(pod.get("name"))), _text(pod.get("uid")),
-        _text(entry["handler"]), _text(entry["verdict"]), _texts(entry["reasons"], "reasons"),
-        _text(entry["mask"], _CPUS),
+        text_of(entry["id"]), (text_of(pod.get("namespace")), text_of(pod.get("name"))), text_of(pod.get("uid")),
+        text_of(entry["handler"]), text_of(entry["verdict"]), _texts(entry["reasons"], "reasons"),
+        text_of(entry["mask"], CPUS),
         entry["vmm"] is not None, entry["suspended"] is True, checked_whole(entry["misplaced"], MAX_INT64),
-        {checked_parse(vcpu, MAX_CPU): _text(cpus, _CPUS)
+        {checked_parse(vcpu, MAX_CPU): text_of(cpus, CPUS)
          for vcpu, cpus in list(entry["vcpus"].items())[:_MOST["vcpus"]]},
-        tuple(ContainerPinning(_text(container["name"]), _text(container["cpus"], _CPUS),
-                               container["exclusive"] is True, _text(container["vcpus"], _CPUS),
-                               _text(container["guest"]))
+        tuple(ContainerPinning(text_of(container["name"]), text_of(container["cpus"], CPUS),
+                               container["exclusive"] is True, text_of(container["vcpus"], CPUS),
+                               text_of(container["guest"]))
               for container in entry["containers"][:_MOST["containers"]]),
-        _text(guest.get("by")), _text(guest.get("state")),
-        Repairs({_text(cause): checked_whole(count, MAX_INT64) for cause, count in drift.get("repairs", {}).items()},
-                _text(drift.get("why"), _LONG)))
+        text_of(guest.get("by")), text_of(guest.get("state")),
+        Repairs({text_of(cause): checked_whole(count, MAX_INT64) for cause, count in drift.get("repairs", {}).items()},
+                text_of(drift.get("why"), LONG)))
 
 
 def _node(entry: Mapping[str, Any]) -> NodePart:
     collisions = tuple(
         CpuCollision(checked_whole(collision["cpu"], MAX_CPU), _texts(collision["sandboxes"], "containers"),
-                     _text(collision["what"], _LONG)) for collision in entry["collisions"][:_MOST["collisions"]])
-    texts = {key: _text(entry[key], _CPUS) for key in (
+                     text_of(collision["what"], LONG)) for collision in entry["collisions"][:_MOST["collisions"]])
+    texts = {key: text_of(entry[key], CPUS) for key in (
         "version", "online", "shared_pool", "exclusive", "housekeeping", "trouble")}
     part = (entry.get("features") or {}).get("allocator")
     allocator = None if part is None else AllocatorPart(
-        _text(part.get("allocatable", ""), _CPUS), _text(part.get("free", ""), _CPUS), _text(part["why"], _LONG),
-        tuple(RefusedChange(_text(change["uid"]), _text(change["container"]), _text(change["why"], _LONG))
+        text_of(part.get("allocatable", ""), CPUS), text_of(part.get("free", ""), CPUS), text_of(part["why"], LONG),
+        tuple(RefusedChange(text_of(change["uid"]), text_of(change["container"]), text_of(change["why"], LONG))
               for change in (part.get("refused") or ())[:_MOST["refused"]]))
-    return NodePart(entry["ready"] is True, _text(entry["why"], _LONG), **texts, topology=dict(entry["topology"]),
-                    collisions=collisions, kubelet={_text(key): _text(value, _CPUS) for key, value in list(
+    return NodePart(entry["ready"] is True, text_of(entry["why"], LONG), **texts, topology=dict(entry["topology"]),
+                    collisions=collisions, kubelet={text_of(key): text_of(value, CPUS) for key, value in list(
                         (entry.get("kubelet") or {}).items())[:16]}, allocator=allocator)
 
 
-def _text(value: object, most: int = _SHORT) -> str:
+def text_of(value: object, most: int = _SHORT) -> str:
     return excerpt(value, most)
 
 
 def _texts(values: Sequence[object], key: str) -> tuple[str, ...]:
-    return tuple(_text(value, _LONG) for value in values[:_MOST[key]])
+    return tuple(text_of(value, LONG) for value in values[:_MOST[key]])
 
 
 NOTHING = ReportedNode(0.0, NodePart(), {})

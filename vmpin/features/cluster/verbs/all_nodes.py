@@ -11,7 +11,7 @@ from pathlib import Path
 from vmpin.cli.output import print_data, print_text, table
 from vmpin.cli.verbs import answering
 from vmpin.errors import UnseenError, UsageError
-from vmpin.features.cluster.fleet.fleet_reading import NodeChoice, read_fleet
+from vmpin.features.cluster.fleet.fleet_reading import read_fleet
 from vmpin.features.cluster.fleet.fleet_views import (
     STYLES,
     TextTable,
@@ -66,8 +66,8 @@ def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
     :raises ConfigError, ClusterError, UsageError: no answer."""
     server = ApiServer(args.kubeconfig and Path(args.kubeconfig), args.context, as_kubectl=True)
     server.check()
-    return read_fleet(server.send, time.time, NodeChoice(args.node, args.selector, args.namespace),
-                      (lambda record: record) if everything else NodeRecord.attention)
+    return read_fleet(server.send, time.time, (lambda record: record) if everything else NodeRecord.attention,
+                      args.node, args.selector, args.namespace)
 
 
 def _refuse(args: argparse.Namespace, *flags: str) -> None:
