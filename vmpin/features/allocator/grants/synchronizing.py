@@ -298,7 +298,8 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     if alone and claim.exact and claim.resized and amount.size:
         grant = grant._replace(amount=_before_resize(len(annotated.cpus)))
     taken = union(other.held for other in ledger.grants.values())
-    never = _never(machine, grant, options)
+    isolated = EMPTY if grant.wish.kind is CpuKind.ISOLATED else machine.isolated
+    never = options.reserved | configured_groups(options) | isolated
     mates = union(other.cpus for other in ledger.of_group(grant.group)) if grant.group else EMPTY
     cpus = _own_part(grant, claim, taken | never, mates, others_cpus)
     if len(cpus) != grant.amount.size:
@@ -340,14 +341,9 @@ def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, mates: CpuSet, others_
     return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
 
 
-def _never(machine: Topology, grant: Grant, options: AllocationOptions) -> CpuSet:
-    """The CPUs that become no container's own, or not by such a wish."""
-    isolated = EMPTY if grant.wish.kind is CpuKind.ISOLATED else machine.isolated
-    return options.reserved | configured_groups(options) | isolated
-
-
 def _contradiction(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, never: CpuSet) -> str:
-    """Why these cannot be the container's own CPUs; "" where they can."""
+    """Why these cannot be the container's own CPUs; "" where they can. :param never: they become no container's own,
+    or not by such a wish."""
     if not cpus and grant.policy is not CpuPolicy.GROUP:  # a group's others may have all that it has
         return "they are other containers'"
     if not cpus.isdisjoint(taken):

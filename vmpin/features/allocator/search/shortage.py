@@ -44,22 +44,20 @@ def _listed(have: list[str]) -> str:
 def nothing_aligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> Refusal:
     """Why none of the sets of that size is legal.
     :param usable: the CPUs that can be part of a legal set, those kept among them."""
-    return Refusal(RefusalKind.ALIGNMENT, _why_unaligned(groups, usable, query))
-
-
-def _why_unaligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
     whole = whole_cores(query)
     if whole and (why := _no_whole_cores(groups, usable, query)):
-        return why
+        return Refusal(RefusalKind.ALIGNMENT, why)
     if query.align is Alignment.CACHE:
         name, within = "cache", [(f"cache {cache.cpus}", cache.cpus) for cache in groups.caches]
     else:
         name = "socket" if query.align is Alignment.SOCKET else "node"
         within = list(zip(groups.names, groups.nodes, strict=True))
     if not any(query.keep <= cpus for _, cpus in within):
-        return f"needs CPUs within one {name}, and those that are kept ({query.keep}) are in several"
+        return Refusal(RefusalKind.ALIGNMENT,
+                       f"needs CPUs within one {name}, and those that are kept ({query.keep}) are in several")
     have = _listed([f"{group} has {len(cpus & usable)}" for group, cpus in within])
-    return f"no {name} has {number_of(query.size, 'CPU', 'free')}{' in whole cores' * whole}: {have}"
+    return Refusal(RefusalKind.ALIGNMENT,
+                   f"no {name} has {number_of(query.size, 'CPU', 'free')}{' in whole cores' * whole}: {have}")
 
 
 def _no_whole_cores(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:

@@ -232,16 +232,14 @@ def _refused(place: str, entry: object) -> RefusedRequest:
 
 
 def _cpus(place: str, key: str, value: object) -> CpuSet:
+    if value == "":
+        return EMPTY
     try:
-        return CpuSet.parse(value) if isinstance(value, str) and value else _no_cpus(value)
+        if not isinstance(value, str):
+            raise CpuSetError(f"{value!r:.80}", "it is no text")
+        return CpuSet.parse(value)
     except CpuSetError as err:
         raise LedgerError(f"{place}: {key}: {err}") from None
-
-
-def _no_cpus(value: object) -> CpuSet:
-    if value != "":
-        raise CpuSetError(f"{value!r:.80}", "it is no text")
-    return EMPTY
 
 
 def _list(key: str, data: Mapping[str, Any]) -> list[Any]:
