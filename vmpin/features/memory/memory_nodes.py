@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vmpin.bounded import MAX_INT64, parse_whole
@@ -63,7 +63,8 @@ def _of_process(proc: Procfs, pid: int, seconds: float) -> tuple[Counter[int], s
     if _resident(proc, pid) > LARGEST:
         return Counter(), f"it has more than {gib(LARGEST)} in small pages"
     try:
-        total, whole = memory_by_node(_mappings(proc, pid), seconds)
+        with open(f"{proc.root}/{pid}/numa_maps", "rb") as maps:
+            total, whole = memory_by_node(maps, seconds)
     except PermissionError:
         return Counter(), "only root may read numa_maps"
     except OSError:
@@ -110,11 +111,6 @@ def _resident(proc: Procfs, pid: int) -> int:
     fields = (read_file(f"{proc.root}/{pid}/statm") or b"").split()
     pages = parse_whole(fields[1], MAX_INT64) if len(fields) > 1 else None
     return (pages or 0) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _mappings(proc: Procfs, pid: int) -> Iterator[bytes]:
-    with open(f"{proc.root}/{pid}/numa_maps", "rb") as maps:
-        yield from maps
 
 
 def _nodes_of_vcpus(threads: Iterable[Mapping[str, Any]], nodes: Mapping[int, CpuSet]) -> list[int]:

@@ -78,8 +78,9 @@ def open_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> OpenDevices:
     fits = plugged_vhost == sum(device.queues for device in plugged)
     if fits:
         plugged = [device._replace(vhost=device.queues) for device in plugged]
-    certain = (fits or not plugged_vhost) and vhost.keys() <= {"net", "vsock"} and (
-        vhost["vsock"] == _vsock_devices(argv))
+    vsock_devices = sum(_VSOCK_DRIVER.fullmatch(options_of(value, "driver").get("driver", "")) is not None
+                        for value in option_values(argv, "device"))
+    certain = (fits or not plugged_vhost) and vhost.keys() <= {"net", "vsock"} and vhost["vsock"] == vsock_devices
     return OpenDevices((*(device for _, device in sorted(cold, key=lambda entry: entry[0])), *plugged,
                         *_vhost_user(argv)), vhost["vsock"] if certain else None)
 
@@ -140,11 +141,6 @@ def _vhost_user(argv: Sequence[str]) -> Iterator[VmNetDevice]:
         if options.get("type") == "vhost-user":
             yield VmNetDevice("vhost-user", sockets.get(options.get("chardev", ""), {}).get("path", ""),
                               parse_whole(options.get("queues", "1"), _MOST_QUEUES, 1) or 1)
-
-
-def _vsock_devices(argv: Sequence[str]) -> int:
-    return sum(_VSOCK_DRIVER.fullmatch(options_of(value, "driver").get("driver", "")) is not None
-               for value in option_values(argv, "device"))
 
 
 def distinct_files(proc: Procfs, pid: int, fds: Sequence[int]) -> list[int]:

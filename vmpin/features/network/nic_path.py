@@ -41,20 +41,12 @@ def path_of_device(device: VmNetDevice, sandbox: NamespaceLinks | None, node: Na
     namespace = node if sandbox is None else sandbox
     link = namespace.by_name.get(device.name) if device.name else namespace.links.get(device.ifindex)
     if link is not None and (device.name or link.kind == device.kind):
-        return path_from_sandbox(link.ifindex, namespace, None if sandbox is None else node, numa_nodes)
+        if sandbox is None:
+            return path_from_node(link.ifindex, node, numa_nodes)
+        return _Walk({_SANDBOX: sandbox, _NODE: node}, numa_nodes).path(_Place(_SANDBOX, link.ifindex))
     if sandbox is not None:  # a VMM in a namespace of its own may have been given a tap of the node's
         return path_of_device(device, None, node, numa_nodes)
     return NicPath(note="its interface is neither in its VMM's network namespace nor in the node's")
-
-
-def path_from_sandbox(ifindex: int, sandbox: NamespaceLinks, node: NamespaceLinks | None,
-                      numa_nodes: Mapping[str, int]) -> NicPath:
-    """Follow the path from an interface of a sandbox's namespace.
-    :param node: of the node; None where the sandbox has no other namespace than the node's (`sandbox` is that).
-    :param numa_nodes: by device, as NetLink has it."""
-    if node is None:
-        return path_from_node(ifindex, sandbox, numa_nodes)
-    return _Walk({_SANDBOX: sandbox, _NODE: node}, numa_nodes).path(_Place(_SANDBOX, ifindex))
 
 
 def path_from_node(ifindex: int, node: NamespaceLinks, numa_nodes: Mapping[str, int]) -> NicPath:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 from vmpin.cli.this_program import own_program
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def complete_line() -> None:
     """Answer the shell's script with what completes the line in COMP_LINE, and end the process."""
-    signal.signal(signal.SIGALRM, _give_up)
+    signal.signal(signal.SIGALRM, lambda number, frame: os._exit(1))
     with contextlib.suppress(Exception):
         # No key of the configuration, which refuses unknown variables.
         signal.setitimer(signal.ITIMER_REAL, float(os.environ.pop(_VARIABLE, _DEADLINE)))
@@ -81,10 +80,6 @@ def _names_parser() -> argparse.ArgumentParser:
     for name in verb_modules():
         verbs.add_parser(name)
     return parser
-
-
-def _give_up(number: int, frame: FrameType | None) -> None:
-    os._exit(1)
 
 
 def _prepare(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
