@@ -170,7 +170,7 @@ def text_of(path: str) -> str:
     except OSError as err:
         logger.debug("ignored file=%s: %s", path, err)
         return ""
-    return "" if raw is None else raw.decode("ascii", "replace").strip()
+    return "" if raw is None else raw.decode("utf-8", "replace").strip()
 
 
 def numbered(directory: str, prefix: str) -> list[int]:

@@ -47,8 +47,8 @@ from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups, CpusetCgroup
 from vmpin.host.files import Files
 from vmpin.host.mounts import own_files
-from vmpin.host.procfs import Procfs, age, linux, read_file
-from vmpin.host.sysfs import Sysfs
+from vmpin.host.procfs import Procfs, age, linux
+from vmpin.host.sysfs import Sysfs, text_of
 from vmpin.host.tuned_profile import tuned_profile
 from vmpin.reconcile import state_file
 from vmpin.runtime.engines import engines
@@ -69,23 +69,16 @@ _UNUSED_ID = 0x7FFFFFFF
 
 def kernel(proc: Procfs, sys_root: str) -> Kernel:
     """The running kernel's facts; what cannot be read is left empty."""
-    release = _text(f"{proc.root}/sys/kernel/osrelease")
-    return Kernel(release, linux(release), tuple(kernel_parameters(_text(f"{proc.root}/cmdline"))),
+    release = text_of(f"{proc.root}/sys/kernel/osrelease")
+    return Kernel(release, linux(release), tuple(kernel_parameters(text_of(f"{proc.root}/cmdline"))),
                   schedstat=os.path.exists(f"{proc.root}/self/schedstat"),
                   kvm_debugfs=os.path.isdir(f"{sys_root}/kernel/debug/kvm"),
                   mshv=os.path.isdir(f"{sys_root}/class/misc/mshv"))
 
 
-def _text(path: str) -> str:
-    try:
-        return (read_file(path) or b"").decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
 def status_fields(proc: Procfs, process: str) -> dict[str, str]:
     """The fields of a process's status file, {} where it cannot be read. The kernel escapes a newline in the name."""
-    lines = _text(f"{proc.root}/{process}/status").split("\n")
+    lines = text_of(f"{proc.root}/{process}/status").split("\n")
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -309,7 +302,7 @@ def _vm_processes(proc: Procfs, programs: Iterable[daemons.Program], status: Map
         vmm = (sandbox.get("vmm") or {}).get("pid")
         for thread in sandbox["threads"]:
             if (tid := thread["tid"]) == vmm or (thread["wanted"] and proc.tgid(tid) == tid):
-                processes.append(VmProcess(thread["name"], _text(f"{proc.root}/{tid}/cgroup").replace("\n", ","),
+                processes.append(VmProcess(thread["name"], text_of(f"{proc.root}/{tid}/cgroup").replace("\n", ","),
                                            tid == vmm))
     return tuple(processes)
 
