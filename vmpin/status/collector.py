@@ -83,8 +83,10 @@ def document(view: NodeView, watcher: WatcherStatus | None = None, only: Sandbox
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership,
                               with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt),
-                              _owners(view), _disagreements(view), _impostors(view), view.unknown_owners.values(),
-                              view.rulings.authorities, view.rivals)
+                              _owners(view), _disagreements(view),
+                              [{"pid": impostor.thread.tid, "uid": impostor.uid, "sandbox": impostor.sandbox}
+                               for impostor in view.impostors],
+                              view.unknown_owners.values(), view.rulings.authorities, view.rivals)
             | {"names": names_by_id(sandbox for sandbox in view.sandboxes.values() if sandbox.id in colliding)},
             "sources": {"nri": None if watcher is None else watcher.nri, "kubelet": _kubelet(view),
                         "new_threads": None if watcher is None else watcher.proc_events,
@@ -145,11 +147,6 @@ def _disagreements(view: NodeView) -> list[dict[str, object]]:
         entries.append({"sandbox": sandbox, "pod": pod_data(None if state is None else state.pod),
                         "container": container, "name": "" if record is None else record.container.name, "what": text})
     return entries
-
-
-def _impostors(view: NodeView) -> list[dict[str, object]]:
-    return [{"pid": impostor.thread.tid, "uid": impostor.uid, "sandbox": impostor.sandbox}
-            for impostor in view.impostors]
 
 
 def _why_absent(view: NodeView, sandbox: SandboxId) -> str:

@@ -151,7 +151,9 @@ class NriSession:
                         raise
                     yield answered
                 elif connection == ttrpc.RUNTIME and isinstance(message, ttrpc.Reply):
-                    self._registered(message)
+                    if message.stream == _REGISTRATION and message.code:
+                        self.closing = (f"the runtime refused the plugin: code {message.code}: "
+                                        f"{plain(message.message, 300)}")
                 else:
                     self._unknown(f"a {type(message).__name__.lower()} on connection {connection}")
 
@@ -311,10 +313,6 @@ class NriSession:
             case PodEvent():
                 return self._can_wait(CallFacts(event.verb, event.pod.id, ContainerId(""), event.pod.handler, None))
         return False
-
-    def _registered(self, response: ttrpc.Reply) -> None:
-        if response.stream == _REGISTRATION and response.code:
-            self.closing = f"the runtime refused the plugin: code {response.code}: {plain(response.message, 300)}"
 
     def _unknown(self, subject: str) -> None:
         self.counters.unknown += 1
