@@ -122,6 +122,19 @@ def test_own_spare_cpus_need_an_overhead() -> None:
     assert not node.ledger.grants
 
 
+def test_own_spare_cpus_that_a_vm_gives_up_are_free_for_another_at_once() -> None:
+    node = Played()
+    for name, sandbox, spare in ("first", "a", "0"), ("second", "a", "own"), ("third", "b", "own"):
+        given = {**EXCLUSIVE, "cpu-spare.vmpin.io": spare}
+        node.create(name, 1, given, sandbox=SandboxId(sandbox), vm=True, vm_vcpus=1, vm_overhead=2)
+        node.call(on_start, a_container(name, 1, given, sandbox=SandboxId(sandbox), vm=True, vm_overhead=2))
+    node.create("full", 1, EXCLUSIVE)
+    node.call(on_stop, ContainerId("first"))
+    assert not node.ledger.grants[ContainerId("second")].spare, "the pool has no CPU to spare"
+    node.call(on_stop, ContainerId("third"))
+    assert (str(node.ledger.grants[ContainerId("second")].spare), str(node.ledger.shared)) == ("4-5", "0,7")
+
+
 def test_with_headroom_a_second_container_updates_no_shared_one() -> None:
     node = Played(ON._replace(pool_headroom=2))
     assert node.create("web") == "0-1,4-7"

@@ -153,16 +153,18 @@ def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOption
                     call: SandboxId | None = None) -> Ledger | Refusal:
     """The ledger with the spare set of every VM, moved as little as possible. :param call: the sandbox of a new or
     changed grant. :returns: why it cannot have a set of its own; other VMs then go without."""
-    whole_pool = pool(machine, ledger, options)
     vms: dict[SandboxId, list[Grant]] = {}
     for grant in ledger.version.holdings.vms:
         vms.setdefault(grant.sandbox, []).append(grant)
-
-    def order(sandbox: SandboxId) -> tuple[bool, SandboxId]:
-        """Sets that leave the pool come first: the others are chosen from what is left of it."""
-        return all(carrier.wish.spare != "own" for carrier in _owners(vms[sandbox])[:1]), sandbox
-
-    for sandbox in sorted(vms, key=order):
+    leaving = {sandbox for sandbox, grants in vms.items()
+               if any(carrier.wish.spare == "own" for carrier in _owners(grants)[:1])}
+    # What was given up is the pool's before any set is chosen. Sets that leave the pool come first: the others are
+    # chosen from what is left of it.
+    given_up = [grant._replace(own_spare=False) for grant in ledger.version.holdings.vms
+                if grant.own_spare and grant.sandbox not in leaving]
+    ledger = ledger.with_grants(*given_up) if given_up else ledger
+    whole_pool = pool(machine, ledger, options)
+    for sandbox in sorted(vms, key=lambda sandbox: (sandbox not in leaving, sandbox)):
         if _has_its_spare_set(vms[sandbox], whole_pool):
             continue
         after = _with_spare_set(machine, ledger, options, sandbox)
