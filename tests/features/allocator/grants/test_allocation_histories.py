@@ -216,6 +216,25 @@ def test_a_lost_ledger_leaves_a_fixed_container_its_cpu_in_a_vms_spare_set() -> 
                       for key, grant in node.ledger.grants.items()}
 
 
+def test_a_lost_ledger_leaves_two_vms_their_fixed_cpus_where_spare_sets_cross() -> None:
+    """A found history: each has a CPU of the other's as a spare one, and both have grown since they were created."""
+    node = ModelNode(MODEL_MACHINES[0], AllocationOptions(AllocationMode.ON))
+    for name, size, spare in ("one", 2, "match"), ("two", 3, "1"):
+        node.sandboxes[SandboxId(name)] = True
+        assert not node.create(RequestedContainer(
+            ContainerId(name), SandboxId(name), name, "a", name, name, {},
+            {"cpu-policy.vmpin.io": "fixed", "cpu-spare.vmpin.io": spare}, 1024 * size, 100_000 * size, 100_000,
+            vm=True, vm_vcpus=1))
+    for name in "two", "one":
+        node.update(ContainerId(name), 4)
+    node.by_cri()
+    assert [str(grant.cpus) for grant in node.ledger.grants.values()] == ["0-3", "4-7"]
+    cpusets = {key: one.cpuset for key, one in node.containers.items()}
+    node.synchronize(lost=True)
+    assert [(str(grant.policy), len(grant.cpus)) for grant in node.ledger.grants.values()] == [("fixed", 4)] * 2
+    assert cpusets == {key: one.cpuset for key, one in node.containers.items()}
+
+
 def test_a_set_that_leaves_the_pool_is_chosen_before_the_sets_of_the_pool() -> None:
     """The container that carries a set says whose it is; here another one of its VM wishes for one outside, too."""
     node = ModelNode(Topology.build(CpuSet(range(16))), AllocationOptions(

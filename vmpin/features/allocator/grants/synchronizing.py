@@ -165,6 +165,11 @@ class _Claim(NamedTuple):
         return self.container.state is ContainerState.CREATED
 
     @property
+    def named(self) -> CpuSet:
+        """Return those of its cpuset that are the container's own by its annotation."""
+        return self.annotated.cpus & self.cpuset
+
+    @property
     def exact(self) -> bool:
         """True where it has the CPUs that it was created with."""
         return self.annotated.cpus | self.annotated.spare == self.cpuset
@@ -199,13 +204,18 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
             group = group_of(annotated.wish._replace(policy=annotated.policy), container.namespace, options)
             claims.append(_Claim(container, annotated, container.cpuset, requested_amount(container), group))
     # No container's own: two containers run on them, and not as members of one group. Another's own: outside VMs and
-    # groups a cpuset has a container's own CPUs alone; those of a fixed one may be spare CPUs of a VM.
+    # groups a cpuset has a container's own CPUs alone; those of a fixed one may be spare CPUs of a VM, whose own ones
+    # are in its annotation.
     several = _in_several_cpusets(claims)
     single = union(claim.cpuset for claim in claims if claim.annotated.policy in SINGLE and not claim.container.vm)
+    named = twice = EMPTY
+    for claim in claims:
+        named, twice = named | claim.named, twice | named & claim.named
     members = Counter([*(grant.group for grant in ledger.grants.values()), *(claim.group for claim in claims)])
     for claim in _by_precedence(claims):
         alone = not claim.group or members[claim.group] == 1
-        others_cpus = single if claim.annotated.policy is CpuPolicy.FIXED else several  # fixed: in the pool
+        fixed = claim.annotated.policy is CpuPolicy.FIXED  # its CPUs are in the pool
+        others_cpus = single | twice | named - claim.named if fixed else several
         grant = _grant_of(machine, ledger, claim, options, others_cpus, alone)
         if isinstance(grant, str):
             notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
