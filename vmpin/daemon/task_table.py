@@ -10,7 +10,7 @@ from vmpin.daemon.control import MAX_REQUEST, Control
 from vmpin.daemon.feeds import poll_pod_resources
 from vmpin.daemon.run_directory import Listener, RunDirectory
 from vmpin.daemon.supervision import Source, notify_watchdog
-from vmpin.host.sockets import Admission, Handler, Peer, Rationed, is_member, serve
+from vmpin.host.sockets import Admission, Handler, Rationed, is_member, serve
 from vmpin.runtime.oci import MAX_STATE
 
 if TYPE_CHECKING:
@@ -26,15 +26,12 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
         return directory.restarted(
             lambda: serve(listener.dup(), limit, answer, line, watcher.timeouts.unix_peer, admitted))
 
-    def may_read(peer: Peer) -> bool:
-        return is_member(peer, watcher.view.config.watch.status_group)
-
     config = watcher.view.config
     sources: dict[str, Source] = {
         "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, watcher.hooks.receive, line=False),
         "control": listening(directory.control, MAX_REQUEST, Control(watcher).answer, line=True),
         "status": listening(directory.status, MAX_REQUEST, Rationed(Control(watcher, reading=True).answer), True,
-                            may_read),
+                            lambda peer: is_member(peer, watcher.view.config.watch.status_group)),
         "resync": partial(watcher.resync_regularly, directory), "recheck": watcher.passes.recheck,
         "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run}
     if config.watch.kubelet:
