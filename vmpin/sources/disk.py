@@ -147,7 +147,8 @@ class DiskSources:
         if record.reported_by(Source.KATA):
             # Its CPUs are in use until the runtime has removed the sandbox.
             return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
-        if record.init is not None and sandbox.id not in with_vm:  # of one in a VM it is a process in the guest
+        # Of a container in a VM that NRI reports, it is a process in the guest (Kuasar).
+        if record.init is not None and not (record.reported_by(Source.NRI) and sandbox.id in with_vm):
             stat = self.proc.stat(record.init.tid)
             return stat is None or stat.starttime != record.init.starttime
         if record.reported_by(Source.NRI) and not record.bundle:
