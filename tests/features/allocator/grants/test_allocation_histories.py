@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet, union
-from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions, GroupRule
@@ -233,6 +233,24 @@ def test_a_lost_ledger_leaves_two_vms_their_fixed_cpus_where_spare_sets_cross() 
     node.synchronize(lost=True)
     assert [(str(grant.policy), len(grant.cpus)) for grant in node.ledger.grants.values()] == [("fixed", 4)] * 2
     assert cpusets == {key: one.cpuset for key, one in node.containers.items()}
+
+
+def test_a_lost_ledger_leaves_a_fixed_container_its_cpus_beside_its_predecessor() -> None:
+    """The runtime still lists one of the same name, with the same CPUs, that could not be started."""
+    node = ModelNode(MODEL_MACHINES[0], AllocationOptions(AllocationMode.ON))
+    node.sandboxes[SandboxId("vm")] = True
+    new, old = ContainerId("new"), ContainerId("old")
+    assert not node.create(RequestedContainer(
+        new, SandboxId("vm"), "web", "a", "vm", "vm", {}, {
+            "cpu-policy.vmpin.io": "fixed", "cpu-spare.vmpin.io": "1"}, 2048, 200_000, 100_000, vm=True, vm_vcpus=1))
+    node.start(new)
+    node.by_cri()
+    before = node.ledger.grants[new]
+    node.containers[old] = node.containers[new]._replace(id=old, state=ContainerState.CREATED)
+    node.synchronize(lost=True)
+    after = node.ledger.grants[new]
+    assert (after.cpus, after.spare) == (before.cpus, before.spare)
+    assert len(before.cpus) == 2 and len(before.spare) == 1
 
 
 def test_a_set_that_leaves_the_pool_is_chosen_before_the_sets_of_the_pool() -> None:

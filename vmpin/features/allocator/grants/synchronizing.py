@@ -9,7 +9,7 @@ moved.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
@@ -206,11 +206,11 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
     # No container's own: two containers run on them, and not as members of one group. Another's own: outside VMs and
     # groups a cpuset has a container's own CPUs alone; those of a fixed one may be spare CPUs of a VM, whose own ones
     # are in its annotation.
-    several = _in_several_cpusets(claims)
+    # A predecessor that is still listed names the CPUs of its successor; what is refused names none.
+    _, several = _once_and_several((claim.group or claim.container.id, claim.cpuset) for claim in claims)
+    named, twice = _once_and_several(((claim.container.sandbox, claim.container.name), claim.named) for claim in claims
+                                     if not isinstance(_ruling_of(machine, claim, options), Refusal))
     single = union(claim.cpuset for claim in claims if claim.annotated.policy in SINGLE and not claim.container.vm)
-    named = twice = EMPTY
-    for claim in claims:
-        named, twice = named | claim.named, twice | named & claim.named
     members = Counter([*(grant.group for grant in ledger.grants.values()), *(claim.group for claim in claims)])
     for claim in _by_precedence(claims):
         alone = not claim.group or members[claim.group] == 1
@@ -229,16 +229,15 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
     return ledger, unproven
 
 
-def _in_several_cpusets(claims: Iterable[_Claim]) -> CpuSet:
-    """The CPUs in the cpusets of two containers. A group counts as one container."""
-    cpusets: dict[str, CpuSet] = {}
-    for claim in claims:
-        key = claim.group or claim.container.id
-        cpusets[key] = cpusets.get(key, EMPTY) | claim.cpuset
+def _once_and_several(sets: Iterable[tuple[Hashable, CpuSet]]) -> tuple[CpuSet, CpuSet]:
+    """The CPUs in any of these sets, and those in two of different owners. :param sets: each with its owner."""
+    by_owner: dict[Hashable, CpuSet] = {}
+    for owner, cpus in sets:
+        by_owner[owner] = by_owner.get(owner, EMPTY) | cpus
     once = several = EMPTY
-    for cpus in cpusets.values():
+    for cpus in by_owner.values():
         once, several = once | cpus, several | once & cpus
-    return several
+    return once, several
 
 
 def _by_precedence(claims: Iterable[_Claim]) -> list[_Claim]:
@@ -291,9 +290,8 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     """The grant that a claim proves. :param others_cpus: CPUs that are less likely its own than the rest of its
     cpuset, if it is a VM's or a group's. :param alone: the cpuset has no CPUs of other members of a group.
     :returns: why it proves none."""
-    container, annotated, cpuset, amount, _ = claim
-    wish = AnnotatedWish(annotated.wish._replace(policy=annotated.policy), "vmpin")
-    ruled = ruling(machine, wish, container.namespace, container.guaranteed, amount, options)
+    container, annotated, cpuset, _, _ = claim
+    ruled = _ruling_of(machine, claim, options)
     if isinstance(ruled, Refusal):
         return ruled.reason
     nodes = CpuSet(machine.nodes)
@@ -305,7 +303,7 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
         return grant._replace(node=min(around) if around else numa_node(machine, ledger, grant, options))
     if not brings_cpus(grant.policy, grant.group, options):
         return grant
-    if alone and claim.exact and claim.resized and amount.size:
+    if alone and claim.exact and claim.resized and claim.amount.size:
         grant = grant._replace(amount=_before_resize(len(annotated.cpus)))
     taken = union(other.held for other in ledger.grants.values())
     isolated = EMPTY if grant.wish.kind is CpuKind.ISOLATED else machine.isolated
@@ -320,6 +318,12 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     spare = cpuset - cpus if grant.vm and grant.policy is not CpuPolicy.GROUP else EMPTY
     own_spare = bool(annotated.own_spare and spare and spare.isdisjoint(taken) and len(spare) <= grant.vm_overhead)
     return grant._replace(cpus=cpus, spare=spare, own_spare=own_spare)
+
+
+def _ruling_of(machine: Topology, claim: _Claim, options: AllocationOptions) -> PolicyRuling | Refusal:
+    container, annotated = claim.container, claim.annotated
+    wish = AnnotatedWish(annotated.wish._replace(policy=annotated.policy), "vmpin")
+    return ruling(machine, wish, container.namespace, container.guaranteed, claim.amount, options)
 
 
 def _before_resize(size: int) -> CpuAmount:
