@@ -29,7 +29,6 @@ from vmpin.features.irqs.irq_files import IrqFiles
 from vmpin.features.irqs.irq_mover import FIXED, RESTING
 from vmpin.features.irqs.irq_plan import IrqRoom
 from vmpin.features.irqs.irqs_watcher_part import IrqReader, NodeIrqs, Owners
-from vmpin.features.irqs.originals_file import OriginalsFile
 from vmpin.sources.nri.nri_events import Synced
 
 NAMES = {142: "eth0-TxRx-3", 150: "vfio-msix[0](0000:3b:00.0)"}
@@ -358,8 +357,3 @@ async def test_files_that_cannot_be_read_are_reported_and_tried_again(tmp_path: 
             await until(node, lambda trouble: not trouble)
         finally:
             task.cancel()
-
-
-def test_the_originals_file_is_removed_with_the_run_directory(tmp_path: Path) -> None:
-    assert FEATURE.files == ("irqs.json",)
-    assert OriginalsFile(tmp_path / "irqs.json", "boot").load().irqs == {}

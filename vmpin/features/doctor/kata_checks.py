@@ -110,8 +110,8 @@ def vcpus(facts: NodeFacts) -> CheckResult:
         return warn(f"{narrow[0]} may use {len(narrow[1])} of {number_of(len(facts.cpus.online), 'CPU')}, and Kata's "
                     "shims size VMs by the mask that they inherit from it: pods that ask for more vCPUs fail (Go), or "
                     "get no more (runtime-rs)", f"give {narrow[0]}'s service every CPU (no CPUAffinity= in its unit, "
-                    "nor in systemd's system.conf.d, where tuned's cpu-partitioning sets it; no AllowedCPUs= in its "
-                    "slice): vmpin places a shim once its VMM runs", *evidence)
+                    "nor in /etc/systemd/system.conf, where tuned's cpu-partitioning sets it; no AllowedCPUs= in "
+                    "its slice): vmpin places a shim once its VMM runs", *evidence)
     static = _where(facts, "static_sandbox_resource_mgmt")
     by_crio = [handler.name for engine in facts.engines if engine.name == "crio" for handler in engine.handlers
                if handler.kata and any(handler.name in config.read_by and any(

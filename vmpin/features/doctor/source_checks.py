@@ -279,8 +279,8 @@ def hooks(facts: NodeFacts) -> CheckResult:
         for handler in engine.handlers if handler.kata
         and not any(f"containerd handler {handler.name}" in hook.read_by for hook in facts.hooks))
     if unhooked:
-        return warn(f"no hook runs for pods of containerd's handlers {several(unhooked)}: their base specs have none",
-                    _NAME_IT, *evidence)
+        return warn(f"no hook runs for pods of containerd's handlers {several(unhooked)}: their base specs, if any, "
+                    "have none", _NAME_IT, *evidence)
     lacking = _STAGES - {stage for hook in facts.hooks for stage in hook.stages}
     if lacking:
         return warn(f"stages without the hook: {', '.join(sorted(lacking))}; each of Kata's runtimes skips some",

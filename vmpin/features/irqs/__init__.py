@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from vmpin.daemon.watcher import Watcher
     from vmpin.reconcile.view import NodeView
 
+_FILE = "irqs.json"
+
 
 def _path(config: Config) -> Path:
-    return config.paths.run / "irqs.json"
+    return config.paths.run / _FILE
 
 
 def _give_back(config: Config, logged: set[str] | None = None) -> bool:
@@ -123,6 +125,6 @@ def _facts(config: Config, root: Path) -> Document:
     return irq_facts(config, root)
 
 
-FEATURE = Feature(name="irqs", sections={"irqs": "irqs_settings.IrqSettings"}, fixed=("irqs",), files=("irqs.json",),
+FEATURE = Feature(name="irqs", sections={"irqs": "irqs_settings.IrqSettings"}, fixed=("irqs",), files=(_FILE,),
                   give_back=_give_back, giving_back=_giving_back, planned=_planned, watch=_watch, cpu_notes=_cpu_notes,
                   lines=_lines, sentences=_sentences, facts=_facts, checks="irq_checks.CHECKS")

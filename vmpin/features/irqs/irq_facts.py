@@ -62,9 +62,10 @@ def _settings(files: Files, proc: Procfs) -> dict[str, str]:
     them, and irqbalance reads them once. By file where the process may not be read, and without one."""
     for program in programs(proc, ["irqbalance"]):
         with contextlib.suppress(OSError):
-            text = (read_file(f"{proc.root}/{program.pid}/environ", _MOST) or b"").decode("utf-8", "replace")
-            return {f"irqbalance pid {program.pid}: {key}": value
-                    for key, value in _BANNED.findall(text.replace("\0", "\n"))}
+            environment = read_file(f"{proc.root}/{program.pid}/environ", _MOST)
+            if environment is not None:  # it has not ended
+                text = environment.decode("utf-8", "replace").replace("\0", "\n")
+                return {f"irqbalance pid {program.pid}: {key}": value for key, value in _BANNED.findall(text)}
     settings: dict[str, str] = {}
     for path in _CONFIGURATIONS:
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from vmpin.feature import Comparison, Document, Feature, WatcherPart
+from vmpin.feature import Comparison, Document, Feature, WatcherPart, present
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def _watch(watcher: Watcher) -> WatcherPart:
-    from vmpin.feature import present
     from vmpin.features.proof.sampling import Sampling
 
     async def listen(sampler: Sampler) -> RunListener | None:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from vmpin.features.scheduling.class_setter import ClassSetter
     from vmpin.reconcile.view import NodeView
 
+_FILE = "scheduling.json"
+
 
 def _path(config: Config) -> Path:
-    return config.paths.run / "scheduling.json"
+    return config.paths.run / _FILE
 
 
 def _is_on(config: Config) -> bool:
@@ -158,6 +160,6 @@ def _facts(config: Config, root: Path) -> Document:
 
 
 FEATURE = Feature(name="scheduling", sections={"scheduling": "scheduling_settings.SchedulingSettings"},
-                  fixed=("scheduling",), files=("scheduling.json",), give_back=_give_back, giving_back=_giving_back,
+                  fixed=("scheduling",), files=(_FILE,), give_back=_give_back, giving_back=_giving_back,
                   settle=_settle, watch=_watch, verify=_verify, lines=_lines, sentences=_sentences, facts=_facts,
                   checks="scheduling_checks.CHECKS")

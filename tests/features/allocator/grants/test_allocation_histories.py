@@ -250,7 +250,7 @@ def test_a_lost_ledger_leaves_a_fixed_container_its_cpus_beside_its_predecessor(
     node.synchronize(lost=True)
     after = node.ledger.grants[new]
     assert (after.cpus, after.spare) == (before.cpus, before.spare)
-    assert len(before.cpus) == 2 and len(before.spare) == 1
+    assert [len(cpus) for cpus in (before.cpus, before.spare)] == [2, 1]
 
 
 def test_a_set_that_leaves_the_pool_is_chosen_before_the_sets_of_the_pool() -> None:
