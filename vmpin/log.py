@@ -238,7 +238,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().__init__(sys.stderr)
         self._lost, self._cut = 0, False
         self._poll: select.poll | None = None
-        with suppress(AttributeError, OSError, ValueError):  # it is closed, or no file
+        with suppress(AttributeError, OSError, TypeError, ValueError):  # it is closed, or no file
             poll = select.poll()
             poll.register(sys.stderr, select.POLLOUT)
             self._poll = poll
@@ -251,6 +251,8 @@ class _Stderr(logging.StreamHandler[TextIO]):
             lost, self._lost = self._lost, 0
             self.emit(logging.makeLogRecord({"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING",
                                              "msg": "lines lost=%d: standard error was not read", "args": (lost,)}))
+            if self._lost:
+                self._lost = lost  # this one was, too
         try:
             text = "\n" * self._cut + self.format(record) + self.terminator
             for at in range(0, len(text), _PART):

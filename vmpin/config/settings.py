@@ -22,7 +22,7 @@ from vmpin.feature import features
 from vmpin.named_tuple import NamedTuple
 
 #: Of the placement rules.
-_DEFAULTS = Policy()._asdict()
+_DEFAULTS = Policy._field_defaults
 
 
 def _rule(key: str, help_text: str) -> Any:

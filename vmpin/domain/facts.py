@@ -15,8 +15,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 #: The kinds of daemons that give out CPUs by themselves.
 ALLOCATORS = frozenset(("balloons", "topology-aware", "nri-policy", "koordinator", "crane", "cri-resmgr",
                         "dra-driver-cpu", "katalyst", "cpu-pooler", "ctlplane", "mixed-cpus", "cmk"))
-#: The directory of hooks that CRI-O reads by default (1.37, pkg/config/config.go:1239); a --hooks-dir on its command
-#: line has no effect.
+#: The directory of hooks that CRI-O reads by default (1.37, pkg/config/config.go:1239).
 CRIO_DEFAULT = "/usr/share/containers/oci/hooks.d"
 
 

@@ -31,6 +31,8 @@ _ENVIRONMENT = {"k3s": ("K3S_CONFIG_FILE", "K3S_DATA_DIR"), "rke2": ("RKE2_CONFI
               "containerd": ("KATA_CONF_FILE", "PATH")}
 #: Daemons that often run in a container and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud", "intel_lpmd"}
+#: Those of them that Python runs.
+_SCRIPTS = ("tuned", "cmk.py")
 #: What stands around a program's name: the index of an NRI plugin that the runtime starts (NRI: plugin_path,
 #: /opt/nri/plugins), NixOS' marks of a script that it wraps (`.tuned-wrapped`), and the version of openSUSE's kubelet,
 #: of which /usr/bin/kubelet, a script, starts one of several (its package's kubelet.sh).
@@ -75,7 +77,8 @@ def _may_run(proc: Procfs, pid: int, names: Iterable[str]) -> bool:
     """Whether a container's process may run one of these, by its thread's name: a read of its command line may never
     end (vmm.recognition.is_containers)."""
     stat = proc.stat(pid)
-    return stat is not None and any("python" in stat.comm or name[:8] in stat.comm for name in names)
+    return stat is not None and any(
+        name[:8] in stat.comm or ("python" in stat.comm and name in _SCRIPTS) for name in names)
 
 
 def _environment(proc: Procfs, pid: int, names: Sequence[str]) -> dict[str, str]:

@@ -120,6 +120,7 @@ class Acceptor:
         finally:
             loop.remove_reader(self._listening)
 
+
 def listen(path: Path, group: str = "") -> socket.socket:
     """Create a listening socket with mode 0600, or 0660 for `group`. A socket left by a killed watcher is replaced:
     the caller holds the lock, so no other watcher is running.

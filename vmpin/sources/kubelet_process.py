@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from vmpin.domain.distributions import KUBELETS, is_kubelet
+from vmpin.domain.distributions import ACTIONS, KUBELETS, RANCHER, is_kubelet
 from vmpin.host.daemons import flag, names_of
 from vmpin.host.procfs import Procfs, split_arguments
 
@@ -65,7 +65,7 @@ class KubeletProcess:
         for pid in self._proc.pids():
             if self._proc.nested(pid):  # its command line may not be readable for ever (is_containers)
                 stat = None if contained else self._proc.stat(pid)
-                contained = contained or (stat is not None and stat.comm.startswith(KUBELETS)
+                contained = contained or (stat is not None and _is_named_kubelet(stat.comm)
                                           and stat.state not in "ZX" and not self._proc.foreign_uid(pid))
                 continue
             argv = split_arguments(self._proc.beginning(pid))
@@ -81,3 +81,9 @@ class KubeletProcess:
         """The start time of a process; None if it has ended (zombies included)."""
         stat = self._proc.stat(pid)
         return None if stat is None or stat.state in "ZX" else stat.starttime
+
+
+def _is_named_kubelet(comm: str) -> bool:
+    """Whether a thread's name is that of a kubelet. k3s and rke2 name themselves `k3s-server`."""
+    program, _, action = comm.partition("-")
+    return any(name in KUBELETS for name in names_of([comm])) or (program in RANCHER and action in ACTIONS[program])

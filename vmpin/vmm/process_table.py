@@ -88,7 +88,7 @@ class ProcessTable:
         if pid not in self.helpers and self.proc.nested(pid) is not False:
             self._drop(pid)
             return None
-        self._inspect_readable(str(pid))
+        self._inspect_readable(str(pid), on_host=pid not in self.helpers)
         recognized = self.vmms.get(pid) or self.helpers.get(pid)
         if recognized is not None or pid in self.kernel or pid in self.impostors:
             self._seen.setdefault(str(pid), self.round)
@@ -116,18 +116,20 @@ class ProcessTable:
             if table is not but:
                 table.pop(pid, None)
 
-    def _inspect_readable(self, pid: str) -> None:
+    def _inspect_readable(self, pid: str, on_host: bool = False) -> None:
         """Inspect a process. One that a security module lets no program read stays as it was.
+        :param on_host: whether it is known to be in the host's pid namespace.
         :raises PermissionError: process 1 cannot be read, either."""
         try:
-            self._inspect(pid)
+            self._inspect(pid, False if on_host else self.proc.nested(pid))
         except PermissionError as err:
             self.proc.beginning(1)
             logger.debug("ignored process=%s: %s", pid, err)
 
-    def _inspect(self, pid: str) -> None:
-        """Read and recognize a process, without regard to earlier entries of its pid."""
-        number, nested = int(pid), self.proc.nested(pid)
+    def _inspect(self, pid: str, nested: bool | None) -> None:
+        """Read and recognize a process, without regard to earlier entries of its pid.
+        :param nested: the result of `Procfs.nested`."""
+        number = int(pid)
         if is_containers(self.proc, pid, nested):
             self._drop(number)
             return

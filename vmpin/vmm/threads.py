@@ -9,7 +9,7 @@ Strategies, tried in order until every vCPU is identified:
     qmp       QEMU's answer, fetched by the caller (qmp.py)
 
 QMP would be the simplest way but comes last: QEMU serves one QMP client at a time, so vmpin could disturb Kata's shim.
-Earlier results are passed in and kept, because a busy vCPU cannot be identified again. The result of a strategy is
+Earlier results, the Vm's, are kept, because a busy vCPU cannot be identified again. The result of a strategy is
 used as a whole or not at all, because names can be forged.
 """
 

@@ -32,8 +32,9 @@ def unknown_vms(proc: Procfs, known: Collection[int], debugfs: Path) -> list[Unk
 
     def find(pid: str) -> UnknownVm | None:
         number = parse_whole(pid, MAX_PID, 1)
-        if number is None or number in known or not (
-                number in listed or (_is_own(proc, pid) and has_kvm(proc, pid, VM))) or proc.nested(pid) is not False:
+        # A thread that made a VM may have ended, and another process have its tid.
+        if (number is None or number in known or not (number in listed or _is_own(proc, pid))
+                or not has_kvm(proc, pid, VM) or proc.nested(pid) is not False):
             return None
         stat = None if classify(proc.cmdline(pid)) else proc.stat(pid)
         return None if stat is None else UnknownVm(number, stat.comm)

@@ -63,6 +63,15 @@ def test_a_users_process_of_that_name_is_no_kubelet(tmp_path: Path) -> None:
     assert KubeletProcess(proc_tree(tmp_path)).runs() is True
 
 
+@pytest.mark.parametrize(("name", "runs"), [
+    ("kubelet", None), ("k3s-server", None), ("kubelet1.28", None), ("kubelet-csr-app", False),
+    ("k3s-upgrade", False)])
+def test_a_containers_process_is_known_by_its_threads_name_alone(
+        tmp_path: Path, name: str, runs: bool | None) -> None:
+    process(tmp_path, 20, name, namespace="pid:[2]")
+    assert KubeletProcess(proc_tree(tmp_path)).runs() is runs
+
+
 def test_what_cannot_be_seen_is_not_called_absent(tmp_path: Path) -> None:
     """A container's process of that name may be the node's kubelet (Talos), or its author's wish."""
     for pid, name in (19, "java"), (20, "kubelet"):

@@ -41,7 +41,8 @@ def test_another_users_descriptors_are_not_looked_at_and_kvms_debugfs_shows_its_
     # Cloud Hypervisor's VM is made by a thread of its own.
     (tmp_path / "102").mkdir()
     (tmp_path / "102/status").write_text("Name:\tvmm\nTgid:\t100\n")
-    for name in "102-11", "101-7", "999-4", "vcpus":
+    process(tmp_path, 103, ["/opt/other"])  # has the tid of a thread that made a VM and ended
+    for name in "102-11", "101-7", "103-9", "999-4", "vcpus":
         (tmp_path / "kvm" / name).mkdir(parents=True)
     assert [vm.pid for vm in unknown_vms(Procfs(tmp_path), (), tmp_path)] == [100]
 

@@ -53,7 +53,9 @@ class OtherAllocatorSearch:
     def _connected(self, connected: dict[int, Path]) -> Iterator[OtherAllocator]:
         if not connected:
             return
-        for program in programs(self._proc, [name for name, kind in DAEMONS.items() if kind in ALLOCATORS]):
+        # CMK connects to no runtime.
+        names = [name for name, kind in DAEMONS.items() if kind in ALLOCATORS and kind != "cmk"]
+        for program in programs(self._proc, names):
             path = next(filter(None, map(connected.get, sockets_of(self._proc, program.pid))), None)
             if path is not None:
                 yield OtherAllocator(DAEMONS[program.name],

@@ -37,7 +37,9 @@ class NriProcesses:
             return owner.vmm
         owner = owner_of(pod.pid, self._proc, pod.id)
         # A process without arguments may be in the middle of executing a VMM, and a shim is no pod's own process.
-        if owner.vmm is not None or (owner.init is not None and self._proc.beginning(pod.pid)):
+        # One in a pid namespace of its own is no VMM, and its arguments may not be readable for ever (is_containers).
+        if owner.vmm is not None or (owner.init is not None and (
+                self._proc.nested(pod.pid) or self._proc.beginning(pod.pid))):
             self._pods[pod.id] = pod.pid, owner
         return owner.vmm
 
