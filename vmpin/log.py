@@ -230,7 +230,7 @@ class _Json(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to standard error while somebody reads it. Where its pipe or socket stays full, as while containerd or
+    """Writes to standard error while it is read. Where its pipe or socket stays full, as while containerd or
     journald hangs, lines are dropped, and counted in the next one: a write would wait, and the whole watcher with it,
     the answers to the runtime included."""
 

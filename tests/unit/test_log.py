@@ -246,7 +246,7 @@ logger.info("after")
 
 @pytest.mark.parametrize("length", [500, 5000])
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_standard_error_that_nobody_reads_holds_nothing_up(kind: str, length: int) -> None:
+def test_standard_error_that_is_not_read_holds_nothing_up(kind: str, length: int) -> None:
     """A container's pipe is read by containerd, a service's socket by journald; both may hang."""
     ours, theirs = (end.detach() for end in socket.socketpair()) if kind == "socket" else os.pipe()
     with subprocess.Popen([sys.executable, "-c", _LOGS, str(length)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
