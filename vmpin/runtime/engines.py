@@ -239,9 +239,11 @@ def _podman(files: Files) -> Engine:
 
 def _handler(files: Files, engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,
              annotations: tuple[str, ...] | None, base_spec: str, program: Program | None) -> Handler:
-    """Make a handler. It is Kata's by its shim, which may be a link, or its type, because it may have any name."""
+    """Make a handler. It is Kata's by its shim, which may be a link, by its type, because it may have any name, or by
+    the annotations that it passes on: a distribution of Kata may have named the shim anew (Contrast)."""
     shim = string(table.get("runtime_path"))
     shims = [path.rpartition("/")[2] for path in (shim, files.real(shim))] if shim else []
-    kata = ".kata" in kind or any("kata" in shim for shim in shims) or (not kind and name.startswith("kata"))
+    kata = (".kata" in kind or any("kata" in shim for shim in shims) or (not kind and name.startswith("kata"))
+            or any("io.katacontainers." in key for key in annotations or ()))
     conf_file = "" if program is None else program.environment.get("KATA_CONF_FILE", "")
     return Handler(name, engine, kata, file, shim, config_path, annotations, base_spec, conf_file)

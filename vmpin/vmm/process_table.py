@@ -105,10 +105,10 @@ class ProcessTable:
         return stat is not None and stat.starttime == main.starttime and stat.state not in "ZX"
 
     def sandboxes_with_helpers(self, *roles: ThreadRole) -> set[SandboxId]:
-        """The sandboxes that have helpers of these roles; without arguments, of any role."""
+        """The sandboxes that have helpers of these roles, and so a VM; without arguments, of any role."""
         # A copy: the thread of NRI asks, too, and helpers may come and go meanwhile.
         return {helper.sandbox for _, helper, _ in list(self.helpers.values())
-                if helper.sandbox is not None and (not roles or helper.role in roles)}
+                if helper.sandbox is not None and helper.vms and (not roles or helper.role in roles)}
 
     def _drop(self, pid: int, but: Mapping[int, object] | None = None) -> None:
         """Remove a pid from all tables except `but`, in which its position is kept."""

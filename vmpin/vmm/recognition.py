@@ -30,15 +30,16 @@ from vmpin.vmm.vmms import BEGINNINGS, VMMS, is_cut_id, named_in_kata
 #: StratoVirt.
 _FILE_SERVERS = ("virtiofsd", "nydusd", "vhost_user_fs")
 _FILE_SERVER = rf"(?:{'|'.join(_FILE_SERVERS)})(?:[-_.].*)?"
-#: A runtime type may have any name that has Kata's in it: the last part but one of the type is a part of the shim's.
-_SHIM = r"containerd-shim-.*kata.*-v2"
+#: A runtime type may have any name, and its last part but one is a part of the shim's: Edgeless Systems' Contrast
+#: installs Kata's as containerd-shim-contrast-cc-v2 (nodeinstaller/internal/containerdconfig).
+_SHIM, _KATAS_SHIM = r"containerd-shim-.+-v2", r"containerd-shim-.*kata.*-v2"
 #: The actions of a shim's program that end at once, and its flags that take no value (containerd,
 #: core/runtime/v2/shim/shim.go).
 _SHIM_ACTIONS = frozenset(("start", "delete"))
 _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 #: Prefixes of all these names, for a quick check: most programs have none of them.
 _BEGINNINGS = (*BEGINNINGS, *_FILE_SERVERS, "ld-linux", "ld-musl")
-_SHIMS = "containerd-shim-"
+_SHIMS, _RUNCS_SHIM = "containerd-shim-", "containerd-shim-runc-"
 _LOADER = ("ld-linux-", "ld-linux.", "ld-musl-")
 #: The loader's own options that take a value (ld.so(8)).
 _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
@@ -67,10 +68,12 @@ class VmmProcess(NamedTuple):
 
 
 class HelperProcess(NamedTuple):
-    """A file server (role VIRTIOFSD) or a Kata shim, and the sandbox that it serves."""
+    """A file server (role VIRTIOFSD) or a shim, and the sandbox that it serves. `vms`: whether that is a VM by the
+    program's name; a shim without Kata's name may be another runtime's."""
 
     role: ThreadRole
     sandbox: SandboxId | None
+    vms: bool = True
 
 
 #: A process of a sandbox: its main thread, classification and command line.
@@ -111,12 +114,13 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
     # The patterns of programs that are not there are never compiled.
     if program.startswith(_FILE_SERVERS) and re.fullmatch(_FILE_SERVER, program):
         return HelperProcess(ThreadRole.VIRTIOFSD, served_sandbox(argv))
-    if program.startswith("containerd-shim") and re.fullmatch(_SHIM, program):
+    if program.startswith(_SHIMS) and re.fullmatch(_SHIM, program):
         # containerd and CRI-O run the shim's program with the action start or delete for each sandbox *and* each
         # container, then with the container's id. Those processes end at once; the shim itself has no action.
         if _shim_action(argv) in _SHIM_ACTIONS:
             return None
-        return HelperProcess(ThreadRole.SHIM, sandbox_id(go_flag(argv, "id")))
+        return HelperProcess(ThreadRole.SHIM, sandbox_id(go_flag(argv, "id")),
+                             re.fullmatch(_KATAS_SHIM, program) is not None)
     for vmm in VMMS:
         if vmm.program and re.fullmatch(vmm.program, program):
             return VmmProcess(vmm, vmm.sandbox(argv))
@@ -177,7 +181,7 @@ def _shim_action(argv: Sequence[str]) -> str:
 
 def _has_name(program: str) -> bool:
     """Whether a program may be one of these by its name."""
-    return program.startswith(_BEGINNINGS) or (program.startswith(_SHIMS) and "kata" in program)
+    return program.startswith(_BEGINNINGS) or (program.startswith(_SHIMS) and not program.startswith(_RUNCS_SHIM))
 
 
 def _program(beginning: bytes) -> str:

@@ -216,6 +216,10 @@ def test_crios_command_line_has_handlers(tmp_path: Path, line: str, environment:
 @pytest.mark.parametrize(("text", "handlers"), [
     ('runtimes.vip]\\nruntime_type = "/opt/kata/bin/containerd-shim-kata-v2"',
      [("vip", "/opt/kata/bin/containerd-shim-kata-v2", True)]),
+    ('runtimes.cc]\\nruntime_type = "io.containerd.contrast-cc.v2"\\nruntime_path = "/opt/edgeless/shim"\\n'
+     'pod_annotations = ["io.katacontainers.*"]', [("cc", "/opt/edgeless/shim", True)]),
+    ('runtimes.sv]\\nruntime_type = "io.containerd.runsc.v1"\\npod_annotations = ["dev.gvisor.*"]',
+     [("sv", "", False)]),
     ('untrusted_workload_runtime]\\nruntime_type = "io.containerd.kata.v2"', [("untrusted", "", True)]),
     ('default_runtime]\\nruntime_type = "io.containerd.kata-clh.v2"', [("default", "", True)]),
     ('untrusted_workload_runtime]\\nruntime_type = ""', []),

@@ -130,6 +130,20 @@ def test_a_file_server_of_any_name_is_its_shims_child(tmp_path: Path, parent: in
     assert {each.pid for each in found.helpers(SandboxId(SID)) if each.role is ThreadRole.VIRTIOFSD} == helpers
 
 
+@pytest.mark.parametrize(("vmm", "shim", "helpers"), [(True, "contrast-cc", {50}), (False, "contrast-cc", set()),
+                                                     (True, "runc", set())])
+def test_a_shim_of_another_name_is_of_the_vm_with_its_id(
+        tmp_path: Path, vmm: bool, shim: str, helpers: set[int]) -> None:
+    """Contrast installs Kata's so (nodeinstaller: containerd-shim-contrast-cc-v2). Without a VM a pod is no VM's: spin
+    and others are named alike."""
+    process(tmp_path, 50, [f"/opt/edgeless/contrast-cc-0/bin/containerd-shim-{shim}-v2", *SHIM[1:]])
+    process(tmp_path, 100, QEMU if vmm else ["/bin/sh"], parent=50)
+    found = inventory(tmp_path)
+    assert {helper.pid for vm in found.vms.values() for helper in vm.helpers} == helpers
+    assert set(found.vms) == ({SID} if vmm else set())
+    assert not found.process_table.sandboxes_with_helpers()
+
+
 @pytest.mark.parametrize("argv", [
     f"nydusd --log-level info --apisock /run/vc/vm/{SID}/nydusd-api.sock --sock /run/vc/vm/{SID}/vhost-fs.sock",
     f"/opt/kata/libexec/nydusd virtiofs --apisock /run/kata/{SID}/root/nydusd-api.sock --sock /run/kata/x.sock"])
