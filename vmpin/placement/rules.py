@@ -62,7 +62,7 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
         return _unmanaged(request, UNMANAGED)
     reasons: list[str] = []
     foreign = own.foreign(request.id)
-    mask = _mask(claim, own.rest_of_pod(request.id), foreign, node, own, before, reasons)
+    mask = _mask(request, claim, foreign, node, own, before, reasons)
     if not mask:
         return _unmanaged(request, *reasons)
     lost = bool(reasons)
@@ -144,16 +144,20 @@ def _unmanaged(request: PlacementRequest, why: str) -> Placement:
     return Placement(request.id, EMPTY, Verdict.UNMANAGED, (why,), places, dict.fromkeys(_OTHERS), containers)
 
 
-def _mask(claim: CpuClaims, rest: CpuSet, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
+def _mask(request: PlacementRequest, claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
           reasons: list[str]) -> CpuSet:
-    """S: the union of the containers' cpusets. If that has no CPU that is not another pod's: `rest`, else the last
-    mask, else the shared pool, with the reason added to `reasons`. EMPTY if all of these are unusable: a sandbox never
-    gets CPUs that were not given to it (reserved ones).
-    :param rest: the CPUs that the kubelet gives its pod in addition to those of its containers."""
-    no_container_known = not claim.exclusive and not claim.shared
+    """S: the union of the containers' cpusets. If that has no CPU that is not another pod's: the CPUs that the kubelet
+    gives its pod in addition to those of its containers, else the last mask, else the shared pool, with the reason
+    added to `reasons`. EMPTY if all of these are unusable: a sandbox never gets CPUs that were not given to it
+    (reserved ones)."""
+    rest, no_container_known = own.rest_of_pod(request.id), not claim.exclusive and not claim.shared
     if no_container_known:
         # Without a shared pool, only the previous mask shows which CPUs it may use.
         mask = EMPTY if node.shared_pool is None else own.pool
+        # CRI-O may give the pause container CPUs (infra_ctr_cpuset). Until there is another container, Kata's cgroup
+        # has these alone (src/runtime/virtcontainers/sandbox.go: createResourceController).
+        pause = union(container.cpuset or EMPTY for container in request.containers if container.pause) & node.online
+        mask = mask and (mask & pause or pause or mask)
     else:
         mask = claim.cpus | union(own.pool if cpus is None else cpus for _, cpus in claim.shared)
         stale = _without_cpus(claim, foreign) if mask - foreign and own.pool - foreign else ()

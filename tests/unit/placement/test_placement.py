@@ -86,6 +86,20 @@ def test_what_the_cgroup_of_a_vm_without_containers_refuses_is_waited_for() -> N
     assert decide([box("side", "4-5")], vcpus(0, 1), on, ended=True).waiting == ""
 
 
+@pytest.mark.parametrize(("pause", "pool", "mask"), [
+    ("0-1", "0-15", "0-1"), ("0-1", "4-15", "0-1"), ("0-1,4-5", "4-15", "4-5"), (None, "4-15", "4-15"),
+    ("2-3", "4-15", "4-15"), ("20-21", "4-15", "4-15"), ("0-1", "", "")])
+def test_a_vm_with_a_pause_container_alone_stays_on_the_cpus_of_that(pause: str | None, pool: str, mask: str) -> None:
+    """CRI-O's infra_ctr_cpuset, as OpenShift sets it: Kata's cgroup has no other CPUs while images are pulled. 2-3 are
+    another pod's."""
+    containers = [box("pause", pause, pause=True)]
+    found = decide(containers, vcpus(0, 1), node(pool=pool), others=[[own_cpus("x", "2-3")]])
+    assert str(found.mask) == mask
+    if mask:
+        assert found.verdict is (Verdict.DEGRADED if pause == "2-3" else Verdict.FLOATING)
+        assert str(decide([*containers, box("side", "6")], vcpus(0, 1), node(pool=pool)).mask) == "6"
+
+
 @pytest.mark.parametrize(("containers", "others", "before", "mask", "reason"), [
     # Every CPU went offline.
     ([box("side", "20-21")], [], "3-4", "3-4",
