@@ -32,7 +32,7 @@ class Owner:
         self._proc = node.root / "proc"
         self._root.mkdir(exist_ok=True)
         (self._root / "cgroup.controllers").write_text("cpu\n")
-        reconciler.node_state.cgroups = Cgroups(self._root, Procfs(self._proc))
+        vars(reconciler.view)["cgroups"] = Cgroups(self._root, Procfs(self._proc))
         self.holds(pid, below)
         self.ran("", 0)
         if below:

@@ -77,7 +77,7 @@ class Node:
         self.small = found[2].id.tid
         for thread in found:
             self.cgroup(thread.id.tid, self.first if thread.id.tid == self.small else both)
-        self.node_state.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
+        vars(self.view)["cgroups"] = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
         vm = self.node_state.inventory.vms[self.id] = Vm(self.id, QEMU, process)
         vm.vcpu_state = VcpuState.IDENTIFIED
         self.node_state.placement_cache.placements[self.id] = Placement(
@@ -128,7 +128,7 @@ class Node:
         self.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("error")})
         self.node_state.placement_cache.own = ownership(
             {self.id: CpuClaims(((WEB, self.first),), ()), SandboxId("other"): CpuClaims(((WEB, self.second),), ())},
-            self.node_state.node)
+            self.view.node)
         both = self.first | self.second
         # A feature that has metrics has a module NAME_metered among its tests.
         self.parts = {feature.name: import_module(f"{feature.name}_metered").filled(both) for feature in features()

@@ -33,7 +33,7 @@ class Passes:
         self._passed, self._timeouts = passed, timeouts
         self.rechecks = RecheckSchedule(timeouts.rechecks, self._view.is_settled)
         self._queries: set[asyncio.Task[None]] = set()
-        self._turns = -1  #: The value of `NodeState.placement_turns` after the last pass.
+        self._turns = -1  #: The value of `NodeView.placement_turns` after the last pass.
 
     @log.operation()
     def run(self, sandboxes: Iterable[SandboxId], why: str, since: float | None = None, scan: bool = True) -> None:
@@ -52,7 +52,7 @@ class Passes:
     def recheck_soon(self, sandboxes: Iterable[SandboxId], waited: bool = False) -> None:
         """Have sandboxes rechecked from the first step on, those that have a VM or may get one.
         :param waited: whether the reports on them have waited: the pass over them was the first recheck."""
-        self.rechecks.restart(filter(self._node_state.may_get_vm, sandboxes), WAITED if waited else 0)
+        self.rechecks.restart(filter(self._view.may_get_vm, sandboxes), WAITED if waited else 0)
 
     def record(self, report: PassReport, why: str, since: float | None = None) -> None:
         """Count a pass, and have guests and rechecks follow it."""
@@ -63,7 +63,7 @@ class Passes:
             counters.pin_latency.observe(time.perf_counter() - since)
         if self._proc_events is not None:
             self._proc_events.after_pass(report, everything=why in ("resync", "request"))
-        turns, self._turns = self._turns, self._node_state.placement_turns
+        turns, self._turns = self._turns, self._view.placement_turns
         if why != "recheck" or report.results or self._turns != turns:  # most rechecks change nothing
             self._guests.update(self._view)
             self._passed()

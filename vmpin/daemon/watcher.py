@@ -190,9 +190,9 @@ class Watcher:
         started = [event.container.pod for event in events
                    if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START and event.container.cpus]
         if started:
-            self._relist.joined(self.node_state.without_kata(self.node_state.pods_of_others(started)))
+            self._relist.joined(self.view.without_kata(self.view.pods_of_others(started)))
         ownership = self.view.ownership
-        if waited and not any(map(self.node_state.may_get_vm, touched)):
+        if waited and not any(map(self.view.may_get_vm, touched)):
             moved = self.reconciler.place()
             if not moved and self.view.ownership is ownership:
                 self._passed()
@@ -220,7 +220,7 @@ class Watcher:
     def _on_files(self, written: set[Path], since: float) -> None:
         """Make a pass for the sandboxes of written files: the kubelet's checkpoint, cpuset cgroups."""
         touched = self._cpuset_files.read(written)
-        self._relist.written(self.node_state.without_kata(touched))
+        self._relist.written(self.view.without_kata(touched))
         self.passes.run(touched, "files", since, scan=False)
         self.saving.save_soon()
 

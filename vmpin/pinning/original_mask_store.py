@@ -86,7 +86,7 @@ class OriginalMaskStore:
     def record(self, vm: Vm, observed: Iterable[Observed]) -> None:
         """Record the current masks of a VM's new processes as original."""
         before = self.masks.get(vm.sandbox, OriginalMasks())
-        mains = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel_threads)]
+        mains = [*(process.id for process in (vm.vmm, *vm.helpers)), *(thread.id for thread in vm.kernel_threads)]
         if len(mains) == len(before.processes) and all(main in before.processes for main in mains):
             return
         masks = before.only(mains)

@@ -17,8 +17,7 @@ from vmpin.host import affinity
 from vmpin.host.procfs import seconds_since_boot
 from vmpin.named_tuple import NamedTuple
 from vmpin.pinning.apply import Outcome, Result
-from vmpin.reconcile.node_state import NodeState
-from vmpin.reconcile.view import NodeView
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.virtual_machine import Vm
 
 #: The longest time (ns) that an event may wait in the connector's buffer.
@@ -64,8 +63,9 @@ class Newborn(NamedTuple):
 class LatencyBook:
     """Counts into the node state's `newborn_counts` and counters."""
 
-    def __init__(self, node_state: NodeState) -> None:
-        self._view: NodeView = node_state
+    def __init__(self, reconciler: Reconciler) -> None:
+        self._view = reconciler.view
+        node_state = reconciler.node_state
         self._counters, self._counts = node_state.counters, node_state.newborn_counts
         #: New threads of VMMs, by tid, whose roles may still change to one with CPUs of its own. If a tid is reused,
         #: the new thread's event replaces the entry.

@@ -67,7 +67,7 @@ class NewbornPlacer:
     """Handles events in order. `after_pass` must be called after every pass."""
 
     def __init__(self, reconciler: Reconciler) -> None:
-        self.book = LatencyBook(reconciler.node_state)
+        self.book = LatencyBook(reconciler)
         self._reconciler, self._view = reconciler, reconciler.view
         self._proc = self._view.proc
         #: The view's `followed`, cached for a batch because each event needs it.

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from vmpin import log
-from vmpin.authorities.authority import Authorities, Authority
-from vmpin.authorities.dra_authority import DraAuthority
-from vmpin.authorities.kubelet_authority import KubeletCheckpoint, kubelet_authority
-from vmpin.authorities.observed_authority import ObservedAuthority
+from vmpin.authorities.authority import Authority
+from vmpin.authorities.node_authorities import NodeAuthorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.domain.assignments import Rank
 from vmpin.domain.counters import Counters, NewbornCounts
-from vmpin.domain.desired_state import DesiredState, SandboxState, forget_stopped, reduce
+from vmpin.domain.desired_state import DesiredState, forget_stopped, reduce
 from vmpin.domain.events import Event
-from vmpin.domain.kubelet_cpus import CpuManagerState
-from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
+from vmpin.domain.model import ContainerId, SandboxId, VmThread
 from vmpin.domain.policy import ThreadPolicy
 from vmpin.feature import features, present
 from vmpin.host import boottime, lock
@@ -36,7 +32,6 @@ from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.pinner import Pinner
-from vmpin.placement.ownership import Node
 from vmpin.reconcile.kept_topology import KeptTopology
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.pod_lookup import PodLookup
@@ -44,25 +39,17 @@ from vmpin.reconcile.runtime_waits import FirstList, RuntimeRequests
 from vmpin.reconcile.source_findings import AuthorityRivals, SourceDisagreements, UnknownOwners
 from vmpin.reconcile.state_file import StateStore
 from vmpin.reconcile.state_format import SavedState
-from vmpin.runtime.kata import KataState, named_for_kata
+from vmpin.runtime.kata import KataState
 from vmpin.sources.disk import DiskSources
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
-    from vmpin.domain.assignments import AuthorityRival, Rulings
-    from vmpin.domain.kubelet_cpus import UnknownOwner
-    from vmpin.domain.model import VcpuId
     from vmpin.domain.sandbox_placement import Placement
     from vmpin.feature import NicFinder
-    from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
-    from vmpin.placement.ownership import Ownership
-    from vmpin.runtime.kata import KataSandbox
     from vmpin.sources.nri.nri_reports import NriCpusetReports
     from vmpin.sources.nri.processes import NriProcesses
-    from vmpin.vmm.recognition import Impostor
-    from vmpin.vmm.virtual_machine import Process
 
 logger = logging.getLogger(__name__)
 
@@ -85,31 +72,17 @@ class NodeState:
         self.sources = DiskSources(self.proc, self.cgroups, KataState(
             paths.kata_go, paths.kata_rs, partial(logger.warning, "Kata's state file=%s"),
             config.policy.exclusive_annotation))
-        self._store = StateStore(paths.state_file, paths.notes_file, self.boot_id, paths.originals_file)
-        saved = self._store.load(set_aside=acts)
+        self.store = StateStore(paths.state_file, paths.notes_file, self.boot_id, paths.originals_file)
+        saved = self.store.load(set_aside=acts)
         self.state: DesiredState = saved.state
         self.inventory = VmInventory(self.proc, str(paths.sys), config.watch.pattern, saved.vcpus)
         self.vms: Mapping[SandboxId, Vm] = self.inventory.vms
-        processes = self.inventory.process_table
-        self.impostors: Collection[Impostor] = processes.impostors.values()
-        self.helper_pids: Set[int] = processes.helpers.keys()
-        self.checkpoint = KubeletCheckpoint(paths.kubelet, logger.warning,
-                                            saved.kubelet if config.watch.kubelet else None)
-        #: The kubelet's checkpoint in force; None if it is not read, or there is none.
-        self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.watch.kubelet else None
         self.first_list = FirstList.of(config, saved.state, self.sources.lists_containers)
         self._topology = KeptTopology(self.sysfs)
-        self._dra = DraAuthority(paths.cdi, paths.kubelet, partial(logger.warning, "claims file=%s"))
-        self._dra.read()
-        self._pod_lookup = PodLookup(lambda: self.state.sandboxes, lambda: self._dra.pods)
+        self.authorities = NodeAuthorities(config, self.boot_id, saved.kubelet, lambda: self._topology.last.online,
+                                           self.first_list.complete)
+        self._pod_lookup = PodLookup(lambda: self.state.sandboxes, lambda: self.authorities.dra.pods)
         log.name_pods(self._pod_lookup.pod_of)
-        self._observed = ObservedAuthority(lambda: self._topology.last.online)
-        self.authorities = Authorities(config.node.shared_pool, [kubelet_authority(self.kubelet)])
-        self.authorities.put(self._dra, self._dra.rules)
-        self.authorities.put(self._observed, self._every_container_known())
-        for authority_of in present(feature.authority for feature in features()):
-            if (authority := authority_of(config, self.boot_id)) is not None:
-                self.authorities.put(authority)
         self.source_disagreements = SourceDisagreements()
         self.authority_rivals = AuthorityRivals()
         self.owner_search = UnknownOwners(self.proc, paths.kubelet / "pods")
@@ -120,11 +93,10 @@ class NodeState:
             config, self._topology.last, self.authorities, self.state, saved.previous, self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements: Mapping[SandboxId, Placement] = self.placement_cache.placements
-        self.unmanaged: Mapping[SandboxId, str] = self.placement_cache.unmanaged
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
                                             f"{self.proc.root}/1/root", self.vms, self.sources.pins_vcpus)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules, self.counters)
-        lost = self._store.lost and (lock.of_another(paths.lock_file) if used is None else used)
+        lost = self.store.lost and (lock.of_another(paths.lock_file) if used is None else used)
         if lost and acts:
             logger.warning("the record of the original masks was lost: threads that run already may have masks of "
                            "vmpin's; `vmpin unpin` will give them all CPUs that their cgroup allows")
@@ -135,7 +107,7 @@ class NodeState:
         self.newborn_counts: defaultdict[SandboxId, NewbornCounts] = defaultdict(NewbornCounts)
         #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
         self.leaving: set[SandboxId] = set()
-        self.changed = self.kubelet != saved.kubelet
+        self.changed = False
         #: Whether the state file lacks reports that the runtime's next list repeats.
         self.reports_changed = False
         self._sets = False  #: Whether this process has set a mask.
@@ -165,93 +137,13 @@ class NodeState:
         except OSError as err:  # out of descriptors, for instance
             logger.error("containers' processes not looked up, the next resync goes on: %s", err)
 
-    @property
-    def node(self) -> Node:
-        """The node's topology, shared pool and housekeeping CPUs."""
-        return self.placement_cache.node
-
-    # For readers (view.NodeView)
-
-    @property
-    def sandboxes(self) -> Mapping[SandboxId, SandboxState]:
-        return self.state.sandboxes
-
-    @property
-    def ownership(self) -> Ownership:
-        return self.placement_cache.own
-
-    @property
-    def rulings(self) -> Rulings:
-        return self.placement_cache.rulings
-
-    @property
-    def pod_resources(self) -> Mapping[tuple[str, str, str], CpuSet] | None:
-        return self.source_disagreements.resources
-
-    @property
-    def disagreements(self) -> Mapping[tuple[SandboxId, ContainerId], str]:
-        return self.source_disagreements.lasting
-
-    @property
-    def rivals(self) -> Sequence[AuthorityRival]:
-        return self.authority_rivals.lasting
-
-    @property
-    def unknown_owners(self) -> Mapping[str, UnknownOwner]:
-        return self.owner_search.lasting
-
-    @property
-    def announced(self) -> Mapping[ContainerId, CpuSet]:
-        return self.nri_reports.cpus
-
-    @property
-    def nri_listed(self) -> bool:
-        return self.sources.nri
-
-    @property
-    def list_awaited(self) -> bool:
-        return self.first_list.awaited
-
-    def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
-        return self.placement_cache.at_exec(sandbox, self.state)
-
-    def placement_with_vcpu(self, vm: Vm, vcpu: VcpuId) -> Placement | None:
-        return self.placement_cache.with_vcpu(vm, vcpu, self.state)
-
-    @property
-    def contested(self) -> Mapping[SandboxId, tuple[int, ...]]:
-        return self.inventory.contested
-
-    @property
-    def followed(self) -> Mapping[int, tuple[Vm, Process]]:
-        return self.inventory.followed
-
-    def helped(self) -> set[SandboxId]:
-        return self.inventory.process_table.sandboxes_with_helpers()
-
-    def runs(self, process: ThreadId) -> bool:
-        return self.inventory.process_table.is_running(process)
-
-    def kata(self, sandbox: SandboxId) -> KataSandbox | None:
-        return self.sources.sandboxes.get(sandbox)
-
-    def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
-        return [*self.pinner.refusals(sandbox, but), *self.pinner.drift_tracker.notes(sandbox)]
-
-    def drift(self, sandbox: SandboxId) -> History | None:
-        return self.drift_evidence.histories.get(sandbox)
-
-    @property
-    def placement_turns(self) -> int:
-        """Counts the passes in which anything that placements depend on had changed."""
-        return self.placement_cache.turns
-
     # Kept over a restart
 
     @property
     def unsaved(self) -> bool:
         """Whether the state file lacks something that no list of the runtime's repeats."""
-        return self.changed or self.original_masks.unsaved or self.placement_cache.unsaved or self.inventory.unsaved
+        return (self.changed or self.original_masks.unsaved or self.placement_cache.unsaved or self.inventory.unsaved
+                or self.authorities.unsaved)
 
     @property
     def outdated(self) -> bool:
@@ -261,21 +153,6 @@ class NodeState:
     def save_again(self) -> None:
         """Have the state file written again, because it is gone."""
         self.changed = True
-
-    @property
-    def save_trouble(self) -> str:
-        """Why the last attempt to write the state file failed; "" if it succeeded."""
-        return self._store.failing
-
-    @property
-    def load_trouble(self) -> str:
-        """The reason why files of the last watcher could not be read; "" for none."""
-        return self._store.damage
-
-    @property
-    def unknown_originals(self) -> int:
-        """The number of VMs that run since before the record of the original masks was lost."""
-        return sum(self.original_masks.is_unknown(vm.sandbox, vm.vmm.id) for vm in self.vms.values())
 
     def apply_events(self, events: Iterable[Event], listed: bool = False) -> None:
         """Apply events to the desired state; the sandboxes that they change are placed again.
@@ -304,14 +181,6 @@ class NodeState:
         if self.config.watch.nri != "off":
             self.first_list.connect(wanted=self.config.watch.nri == "on")
 
-    def checkpoint_doubt(self) -> str:
-        """Why a static checkpoint may be out of date, "" for no reason: no kubelet runs to update it. Call it only for
-        a finding that depends on the checkpoint, as it may read every process."""
-        kubelet = self.kubelet
-        if kubelet is None or not kubelet.static or self.source_disagreements.resources is not None:
-            return ""  # a kubelet that answers PodResources runs
-        return self.owner_search.checkpoint_doubt(kubelet)
-
     def nri_list_came(self) -> None:
         """Record that the runtime has listed its containers over NRI. If that was awaited, every sandbox is placed."""
         self.sources.nri = True
@@ -325,24 +194,14 @@ class NodeState:
         self.first_list.connection_lost()
         self.observe_ownership()
 
-    def put_authority(self, authority: Authority, rules: bool = True) -> None:
-        """Use an authority, or a new decision of one. :param rules: False: it does not rule any more."""
-        self.authorities.put(authority, rules)
+    def put_authority(self, authority: Authority) -> None:
+        """Use an authority, or a new decision of one."""
+        self.authorities.put(authority)
         self.placement_cache.follow_authorities(self.state)
-
-    @property
-    def claimed(self) -> bool:
-        """Whether a DRA driver has prepared claims for CPUs of this node."""
-        return bool(self._dra.claims)
-
-    def _every_container_known(self) -> bool:
-        """Whether ownership may follow from the cpusets of all containers."""
-        return (self.config.policy.observed_ownership == "auto" and self.config.watch.nri != "off"
-                and self.first_list.complete)
 
     def observe_ownership(self) -> None:
         """Begin or stop to derive ownership from the cpusets of all containers, from the next pass on."""
-        self.authorities.put(self._observed, self._every_container_known())
+        self.authorities.observe(self.config, self.first_list.complete)
 
     def forks_reported(self, reported: bool) -> None:
         """Record whether every fork and exec event reaches us: an unchanged thread count then means an unchanged
@@ -362,20 +221,10 @@ class NodeState:
         :param unread: returns the sandboxes with unread reports."""
         self.drift_tracker.unread = unread
 
-    def read_assignments(self, resync: bool = False) -> None:
-        """Read the checkpoint and the claims, which are written before the runtime creates the container.
-        :param resync: also find out whether the DRA driver still runs."""
-        if self._dra.read(resync):
-            self.put_authority(self._dra, self._dra.rules)
-        before, self.kubelet = self.kubelet, self.checkpoint.read() if self.config.watch.kubelet else None
-        if self.kubelet != before:
-            self.changed = True
-            self.put_authority(kubelet_authority(self.kubelet))
-
     def read_node(self) -> None:
         """Read checkpoint and claims, and which CPUs are online and isolated. If the topology cannot be read, the last
         one is used."""
-        self.read_assignments(resync=True)
+        self.authorities.read(self.config, resync=True)
         if self._topology.read():
             self.placement_cache.renew(self.config, self._topology.last, self.state)
 
@@ -385,7 +234,7 @@ class NodeState:
         self.inventory.only = config.watch.pattern
         self.pinner.drift_tracker.contention.rules = config.contention_rules
         self.sources.kata.use_annotation(config.policy.exclusive_annotation)
-        self.read_assignments()
+        self.authorities.read(config)
         self.authorities.use_pool(config.node.shared_pool)
         self.observe_ownership()
         self.placement_cache.renew(config, self._topology.last, self.state)
@@ -405,79 +254,32 @@ class NodeState:
         """The VMs to query over QMP: only that can identify their threads. None if QMP is off."""
         return self.inventory.needing_qmp() if self.config.watch.qmp else []
 
-    def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
-        """The VMs among these whose containers are in no file of Kata's."""
-        return {sandbox for sandbox in sandboxes if sandbox in self.vms and not self.sources.lists_containers(sandbox)}
-
-    def pods_of_others(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
-        """Return those of `sandboxes` with several live containers, where another NRI plugin may decide on their CPUs:
-        the kubelet's updates are calls, and vmpin's are its own."""
-        if {Rank.KUBELET.label, Rank.LEDGER.label} & set(self.placement_cache.rulings.authorities):
-            return set()
-        return {sandbox for sandbox in sandboxes
-                if (known := self.state.sandboxes.get(sandbox)) is not None
-                and sum(not container.pause for container in known.live()) > 1}
-
-    def all_sandboxes(self) -> list[SandboxId]:
-        """Every sandbox of the desired state, and every sandbox with original masks."""
-        return list(dict.fromkeys([*self.state.sandboxes, *self.original_masks.masks]))
-
-    def has_vm(self, sandbox: SandboxId) -> bool:
-        """Whether a sandbox's VMM runs, or Kata has state of it."""
-        return sandbox in self.vms or sandbox in self.sources.sandboxes
-
-    def has_ended(self, sandbox: SandboxId) -> bool:
-        """Whether a sandbox has ended that the runtime still lists. containerd and CRI-O do so until the kubelet has
-        it removed, as late as its finished pod: without containers, and without a pid (containerd
-        internal/cri/nri/nri_api_linux.go, CRI-O server/nri-api.go). A resync a minute after its end forgets it."""
-        state = self.state.sandboxes.get(sandbox)
-        if (not self.sources.nri or state is None or not state.pod_by_nri or state.live()
-                or self.has_vm(sandbox) or sandbox in self.helped()):
-            return False
-        process = self.nri_processes.unrecognized(sandbox)
-        return process is None or not self.runs(process)
-
-    def may_get_vm(self, sandbox: SandboxId) -> bool:
-        """Whether to look for the VM of a sandbox without one. Where the kernel reports every new program, only if
-        there is a sign of a VM: QEMU's -daemonize runs it in a forked child, which no event of a program reports."""
-        state = self.state.sandboxes.get(sandbox)
-        return not self.inventory.forks_reported or self.has_vm(sandbox) or sandbox in self.helped() or (
-            state is not None and (state.vmm is not None or state.runtime == "vmm" or named_for_kata(state.handler)))
-
-    def is_settled(self, sandbox: SandboxId) -> bool:
-        vm = self.vms.get(sandbox)
-        return (self.inventory.forks_reported and vm is not None and vm.vcpus_identified and vm.found_by == "names"
-                and self.pinner.holds(sandbox))
-
-    def vm_sandboxes(self) -> set[SandboxId]:
-        """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
-        by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if named_for_kata(sandbox.handler)}
-        with_shims = self.inventory.process_table.sandboxes_with_helpers(ThreadRole.SHIM)
-        return self.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler
-
     def save(self) -> bool:
         """Write the state file. :returns: False if that failed, which is logged once."""
         state = self.state
         if self.leaving:
             state = DesiredState({name: sandbox._replace(suspended=False) if name in self.leaving else sandbox
                                   for name, sandbox in state.sandboxes.items()})
-        kubelet = self.kubelet if self.kubelet is not None and self.kubelet.static else None
-        if not self._store.save(SavedState(state, self.placement_cache.previous, self.original_masks.masks,
-                                           self.inventory.vcpus, kubelet)):
+        kubelet = self.authorities.kubelet
+        if not self.store.save(SavedState(state, self.placement_cache.previous, self.original_masks.masks,
+                                          self.inventory.vcpus,
+                                          kubelet if kubelet is not None and kubelet.static else None)):
             return False
         self.changed = self.reports_changed = False
-        self.original_masks.unsaved = self.placement_cache.unsaved = self.inventory.unsaved = False
+        for part in self.original_masks, self.placement_cache, self.inventory, self.authorities:
+            part.unsaved = False
         return True
 
     def forget_ended(self) -> None:
         """Drop VMs that have ended, sandboxes that are gone, and containers that stopped long ago."""
-        vms, helped = self.vms.keys(), self.helped()
+        processes = self.inventory.process_table
+        vms, helped = self.vms.keys(), processes.sandboxes_with_helpers()
         self.drift_evidence.keep_only(vms)
         for sandbox in self.newborn_counts.keys() - vms - helped:
             del self.newborn_counts[sandbox]
         kept = vms | self.state.sandboxes.keys() | helped
         self.pinner.keep_only(vms)
-        self.changed |= self.original_masks.keep_only(kept, self.runs)
+        self.changed |= self.original_masks.keep_only(kept, processes.is_running)
         self.changed |= self.placement_cache.keep_only(vms, kept)
         self.counters.keep_only(self.state.sandboxes)
         for sandbox in self.inventory.vcpus.keys() - kept:
@@ -502,4 +304,4 @@ class NodeState:
         original = self.original_masks.record_early(sandbox, main, mask)
         if original is not None:
             self.changed = True
-            self._store.note(sandbox, main.id, original)
+            self.store.note(sandbox, main.id, original)

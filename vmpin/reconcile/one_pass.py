@@ -33,11 +33,11 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
         reconciler = Reconciler(config, used=lock.used)
         spool = Spool(config.paths.spool)
         names = take_spool(reconciler.node_state, spool, set())
-        reconciler.take_back(list(reconciler.node_state.sandboxes) if sandboxes is None else sandboxes)
+        reconciler.take_back(list(reconciler.node_state.state.sandboxes) if sandboxes is None else sandboxes)
         report = _passes(reconciler, act=True)
         if reconciler.node_state.save():
             spool.remove(names)
-        settle(reconciler.view, list(reconciler.node_state.sandboxes) if sandboxes is None else sandboxes)
+        settle(reconciler.view, list(reconciler.node_state.state.sandboxes) if sandboxes is None else sandboxes)
         return reconciler.view, report
 
 
@@ -46,16 +46,17 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeVi
     :returns: the view, the results, and whether features gave back all that they changed of the sandboxes."""
     with Lock(config.paths.lock_file) as lock:
         reconciler = _read(config, used=lock.used)
-        wanted = reconciler.node_state.all_sandboxes() if sandboxes is None else sandboxes
+        view = reconciler.view
+        wanted = view.all_sandboxes() if sandboxes is None else sandboxes
         results = reconciler.unpin(wanted)
-        return reconciler.view, results, settle(reconciler.view, wanted)
+        return view, results, settle(view, wanted)
 
 
 def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:
     """The operations of `unpin` and `leave`; nothing is changed. :param sandboxes: None: all."""
     reconciler = _read(config, acts=False)
-    wanted = reconciler.node_state.all_sandboxes() if sandboxes is None else sandboxes
-    return reconciler.view, reconciler.restoring(wanted)
+    view = reconciler.view
+    return view, reconciler.restoring(view.all_sandboxes() if sandboxes is None else sandboxes)
 
 
 def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[NodeView, list[Result], Released, bool]:

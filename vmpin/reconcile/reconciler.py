@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING
 
 from vmpin import log
 from vmpin.config.settings import Config
@@ -27,11 +26,9 @@ from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.placement.ownership import is_counted
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.source_findings import RESYNCS
+from vmpin.reconcile.view import NodeView
 from vmpin.vmm.recognition import Recognized
 from vmpin.vmm.virtual_machine import Refresh, Vm
-
-if TYPE_CHECKING:
-    from vmpin.reconcile.view import NodeView
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +52,10 @@ class Reconciler:
 
     def __init__(self, config: Config, acts: bool = True, used: bool | None = None) -> None:
         self.node_state = NodeState(config, acts, used)
+        self.view = NodeView(self.node_state)  #: The node, for readers outside this package.
         self._failures = Failures(self.node_state.pinner.recheck)
         #: Excluded sandboxes (`watch.only`) that still have masks of vmpin's; each is logged once.
         self._not_restored: set[SandboxId] = set()
-
-    @property
-    def view(self) -> NodeView:
-        """The state of the node, for readers outside this package."""
-        return self.node_state
 
     @log.operation()
     def resync(self, act: bool = True, full: bool = False) -> PassReport:
@@ -72,10 +65,10 @@ class Reconciler:
         started = time.perf_counter()
         node_state.read_node()
         if node_state.first_list.overdue():
-            node_state.placement_cache.dirty.update(node_state.sandboxes)
+            node_state.placement_cache.dirty.update(node_state.state.sandboxes)
         node_state.observe_ownership()
         node_state.look_up_processes()
-        node_state.sources.online = node_state.node.online
+        node_state.sources.online = self.view.node.online
         node_state.sources.read()
         self._scan(full)
         node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))
@@ -86,7 +79,7 @@ class Reconciler:
             self._restore_excluded()
         results = self._pass(list(node_state.vms), act)
         if act:
-            node_state.drift_evidence.forget_evidence(node_state.node.topology.all_cpus, node_state.vms.values())
+            node_state.drift_evidence.forget_evidence(self.view.node.topology.all_cpus, node_state.vms.values())
         self._compare_sources()
         return PassReport(results, len(node_state.vms), time.perf_counter() - started)
 
@@ -96,14 +89,14 @@ class Reconciler:
         node_state = self.node_state
         nri, resync_seconds = node_state.sources.nri, node_state.config.watch.resync_seconds
         nameless = any(sandbox.pod is None and not any(map(is_counted, sandbox.live()))
-                       for sandbox in map(node_state.sandboxes.get, node_state.vms) if sandbox is not None)
+                       for sandbox in map(node_state.state.sandboxes.get, node_state.vms) if sandbox is not None)
         patience = RESYNCS * resync_seconds if node_state.watches else 0.0  # a single pass cannot wait
-        node_state.owner_search.compare(node_state.state, node_state.kubelet, nameless, nri, patience,
-                                        doubt=node_state.checkpoint_doubt)
-        node_state.source_disagreements.compare(node_state.state, node_state.rulings, node_state.node.online,
+        node_state.owner_search.compare(node_state.state, node_state.authorities.kubelet, nameless, nri, patience,
+                                        doubt=self.view.checkpoint_doubt)
+        node_state.source_disagreements.compare(node_state.state, self.view.rulings, self.view.node.online,
                                                 resync_seconds, nri=nri)
         node_state.authority_rivals.compare(node_state.state, node_state.authorities.listing(node_state.state),
-                                            node_state.rulings, node_state.node.online, patience)
+                                            self.view.rulings, self.view.node.online, patience)
 
     @log.operation()
     def reconcile(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> PassReport:
@@ -113,11 +106,11 @@ class Reconciler:
         node_state = self.node_state
         started = time.perf_counter()
         wanted = set(sandboxes)
-        node_state.read_assignments()
+        node_state.authorities.read(node_state.config)
         if node_state.sources.kata.unsettled or any(map(node_state.pinner.refused_early, wanted)):
             node_state.sources.read()
             node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))
-        if scan and any(sandbox not in node_state.vms and node_state.may_get_vm(sandbox) for sandbox in wanted):
+        if scan and any(sandbox not in node_state.vms and self.view.may_get_vm(sandbox) for sandbox in wanted):
             self._scan(full=False)
         results = self._pass([sandbox for sandbox in node_state.vms if sandbox in wanted], act)
         return PassReport(results, len(wanted), time.perf_counter() - started)
@@ -167,7 +160,7 @@ class Reconciler:
             # new.
             node_state.pinner.recheck(sandbox)
         node_state.apply_events([SandboxSeen(sandbox, "vmm") for sandbox in node_state.vms
-                                 if outranks("vmm", node_state.sandboxes.get(sandbox))])
+                                 if outranks("vmm", node_state.state.sandboxes.get(sandbox))])
 
     def _pass(self, sandboxes: list[SandboxId], act: bool) -> tuple[Result, ...]:
         """Read, place and pin the VMs of these sandboxes. :returns: the results; without `act` as if all were done."""
@@ -248,7 +241,7 @@ class Reconciler:
         node_state = self.node_state
         results: list[Result] = []
         for sandbox in sandboxes:
-            state = node_state.sandboxes.get(sandbox)
+            state = node_state.state.sandboxes.get(sandbox)
             if leaving and state is not None and not state.suspended:
                 node_state.leaving.add(sandbox)
             node_state.apply_events([SuspensionChanged(sandbox, True)])
@@ -264,7 +257,7 @@ class Reconciler:
         results: list[Result] = []
         try:
             results = node_state.original_masks.restore(
-                sandbox, partial(self._owned, sandbox), node_state.node.topology)
+                sandbox, partial(self._owned, sandbox), self.view.node.topology)
         except Exception as err:
             self._failures.record(sandbox, err)
         node_state.pinner.forget(sandbox)
@@ -296,7 +289,7 @@ class Reconciler:
         for sandbox in sandboxes:
             try:
                 operations += self.node_state.original_masks.restoring(
-                    sandbox, self._owned(sandbox), self.node_state.node.topology)
+                    sandbox, self._owned(sandbox), self.view.node.topology)
             except Exception as err:
                 self._failures.record(sandbox, err)
         return operations

@@ -21,9 +21,10 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
     """Restore the original masks of all threads, have features give back what they changed of these (what they could
     not is left to `forget`), and suspend all sandboxes. A second call restores those of threads that have appeared
     since, and masks that were refused."""
-    sandboxes = reconciler.node_state.all_sandboxes()
+    view = reconciler.view
+    sandboxes = view.all_sandboxes()
     results = reconciler.unpin(sandboxes, leaving=True)
-    settle(reconciler.view, sandboxes)  # before guests are asked, which takes seconds
+    settle(view, sandboxes)  # before guests are asked, which takes seconds
     return results
 
 

@@ -44,7 +44,7 @@ def test_the_first_pass_places_by_the_ledger_that_was_kept(machine: Machine, act
     reconciler.resync(act=acts, full=True)
     placement = reconciler.view.placements[sandbox("a")]
     assert placement.others[ThreadRole.SHIM] == spare  # not all CPUs of its cpuset
-    assert reconciler.node_state.node.shared_pool == spare
+    assert reconciler.view.node.shared_pool == spare
 
 
 def test_a_ledger_that_cannot_be_read_stays_as_it_is_until_the_allocator_reads_it(

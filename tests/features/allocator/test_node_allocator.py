@@ -44,7 +44,7 @@ def on_a_node(root: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Rec
 
 def test_it_is_made_without_an_effect_and_checked_later(tmp_path: Path) -> None:
     reconciler = on_a_node(tmp_path)
-    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+    made = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
     assert (reconciler.view.rulings.written, made.allocator.suspended) == (False, "")
     made.check()
     assert reconciler.view.rulings.written
@@ -56,8 +56,8 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
     reconciler = on_a_node(tmp_path)
     (tmp_path / "kubelet/cpu_manager_state").write_text(json.dumps({"policyName": "static",
                                                                     "defaultCpuSet": str(CPUS)}))
-    reconciler.node_state.read_assignments()
-    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+    reconciler.node_state.authorities.read(reconciler.view.config)
+    made = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
     assert (made.allocator.suspended, caplog.messages) == ("", [])
     made.check()
     assert made.allocator.suspended.startswith("the kubelet's CPU manager policy is static")
@@ -72,12 +72,12 @@ def test_it_is_suspended_while_there_are_claims_of_a_dra_driver(tmp_path: Path) 
     spec.write_text(json.dumps({"kind": "dra.k8s.io/cpu", "devices": [
         {"name": "claim-a", "containerEdits": {"env": [f"DRA_CPUSET_a={CPUS.first}"]}}]}))
     reconciler = on_a_node(tmp_path, {"paths.cdi": str(cdi)})
-    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+    made = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
     made.check()
     assert made.allocator.suspended.startswith("dra-driver-cpu has prepared claims")
     assert reconciler.view.rulings.authorities == ("dra",)
     spec.unlink()
-    reconciler.node_state.read_assignments()
+    reconciler.node_state.authorities.read(reconciler.view.config)
     made.check()
     assert made.allocator.suspended == ""
 
@@ -99,7 +99,7 @@ def test_it_is_refused_at_the_start_beside_another_program_until_the_watcher_is_
     root = tmp_path_factory.mktemp("n")
     reconciler = on_a_node(root)
     with koordlet(root):
-        made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+        made = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
         made.check()
         assert "koordinator may give out CPUs, too" in made.allocator.suspended
         assert not reconciler.view.rulings.written
@@ -109,7 +109,7 @@ def test_it_is_refused_at_the_start_beside_another_program_until_the_watcher_is_
     made.resynced()  # while it is updated
     assert "koordlet.sock" in str(made.data()["suspended"])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    restarted = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+    restarted = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
     restarted.check()
     assert (restarted.allocator.suspended, reconciler.view.rulings.written) == ("", True)
     with koordlet(root):
@@ -120,7 +120,7 @@ def test_it_is_refused_at_the_start_beside_another_program_until_the_watcher_is_
 def test_where_it_never_gave_anything_out_its_view_has_the_reason(tmp_path: Path) -> None:
     reconciler = on_a_node(tmp_path)
     ledger_path(reconciler.view.config).unlink()
-    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+    made = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
     assert made.view() is None
     made.allocator.suspend("koordinator gives out CPUs")
     view = made.view()
@@ -134,7 +134,7 @@ def test_what_only_observes_goes_on_beside_another_program(tmp_path_factory: pyt
     root = tmp_path_factory.mktemp("n")
     reconciler = on_a_node(root, {"allocate.mode": "observe"})
     with koordlet(root):
-        made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+        made = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
         made.check()
     assert made.allocator.suspended == ""
 
@@ -142,7 +142,7 @@ def test_what_only_observes_goes_on_beside_another_program(tmp_path_factory: pyt
 def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_path: Path) -> None:
     sys = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {CPUS}\ndevices/system/cpu/isolated =\n")
     reconciler = on_a_node(tmp_path, {"paths.sys": str(sys)})
-    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+    made = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
     (sys / "devices/system/cpu/isolated").write_text(f"{CPUS.first}\n")
     reconciler.node_state.read_node()
     made.resynced()
@@ -151,7 +151,7 @@ def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_pat
 
 def test_containers_that_came_with_a_cpuset_of_another_plugin_are_named(tmp_path: Path) -> None:
     reconciler = on_a_node(tmp_path)
-    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS.cri_call)
+    made = NodeAllocator(reconciler, lambda: None, TIMEOUTS.cri_call)
     assert made.data()["foreign"] == []
     made.allocator.synchronize(Listed(frozenset((SandboxId("pod"),)), ()))
     made.allocator.decide(Verb.CREATE, RequestedContainer(ContainerId("c"), SandboxId("pod"), "main", "shop", "db",

@@ -322,7 +322,7 @@ def test_a_collision_names_pods_and_containers_and_its_sentence_is_whole(machine
         ContainerSeen(SandboxId(SHOP), Container(ContainerId(WEB), "app", machine.other), Source.NRI, 1)])
     claims = {SandboxId(SHOP): CpuClaims(((ContainerId(WEB), machine.other),), ()),
               SandboxId(DB): CpuClaims((), ((ContainerId(MAIN), machine.other),))}
-    reconciler.node_state.placement_cache.own = ownership(claims, reconciler.node_state.node)
+    reconciler.node_state.placement_cache.own = ownership(claims, reconciler.view.node)
     report = surveyed(machine)
     (collision,) = node_pinning(NODE, report, True)["status"]["collisions"]
     assert collision == {

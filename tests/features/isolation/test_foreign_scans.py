@@ -150,7 +150,7 @@ class Counting(Procfs):
 
 
 def test_of_many_threads_some_are_read_at_a_time(node: Spinners, crowd: int) -> None:
-    proc = node.node_state.proc = Counting(crowd)
+    proc = vars(node.reconciler.view)["proc"] = Counting(crowd)
     scans, cpu = ForeignScans(node.reconciler.view), node.there.first
     scan(scans, {})
     run_for(0.05, crowd)
@@ -166,7 +166,7 @@ def test_of_many_threads_some_are_read_at_a_time(node: Spinners, crowd: int) -> 
 
 
 def test_more_threads_than_a_scan_reads_are_left_to_others(node: Spinners, crowd: int) -> None:
-    proc = node.node_state.proc = Counting(crowd)
+    proc = vars(node.reconciler.view)["proc"] = Counting(crowd)
     scans, cpu = ForeignScans(node.reconciler.view, most=300), node.there.first
     scan(scans, {})
     run_for(0.05, crowd)
@@ -187,7 +187,7 @@ class CountingCgroups(Cgroups):
 
 
 def test_whose_a_process_is_is_looked_up_once(node: Spinners, crowd: int) -> None:
-    cgroups = node.node_state.cgroups = CountingCgroups(crowd)
+    cgroups = vars(node.reconciler.view)["cgroups"] = CountingCgroups(crowd)
     scans, cpu = ForeignScans(node.reconciler.view), node.there.first
     own = {OWNER: frozenset(["/sys/fs/cgroup/none/cpu.stat"])}
     scan(scans, {cpu: MUCH}, own)

@@ -55,7 +55,7 @@ def listened(part: WatcherPart, sampler: Sampler) -> IsolationObserver:
 
 
 def test_its_request_is_answered_while_samples_are_taken(node: Spinners) -> None:
-    isolation = NodeIsolation(node.node_state, settled, lambda: True)
+    isolation = NodeIsolation(node.reconciler.view, settled, lambda: True)
     part = isolation.part()
     request = part.requests["isolation"]
     assert request.reading
@@ -67,7 +67,7 @@ def test_its_request_is_answered_while_samples_are_taken(node: Spinners) -> None
 
     with pytest.raises(WatcherError, match="no samples"):
         answer()
-    sampler = Sampler(node.node_state, ResidencyLedger())
+    sampler = Sampler(node.reconciler.view, ResidencyLedger())
     sampler.listener = observer = listened(part, sampler)
     assert answer()["pods"] == []
     sampler.close()

@@ -93,7 +93,7 @@ def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) ->
     assert node.values("vmpin_collisions") == {(): 0}
     other = SandboxId("other")
     node.node_state.placement_cache.own = ownership({other: CpuClaims(((WEB, node.second),), ())},
-                                                    node.node_state.node)
+                                                    node.view.node)
     assert node.values("vmpin_collisions") == {(): 1}
     assert node.values("vmpin_cpus")["exclusive",] == 1
 
@@ -107,7 +107,7 @@ def test_each_sandbox_of_a_collision_is_named_when_asked_for(node: Node) -> None
     states = node.node_state.state.sandboxes
     node.node_state.state = DesiredState({**states, runc: SandboxState(runc, pod=Pod("tests", "db"))})
     node.node_state.placement_cache.own = ownership(
-        {each: CpuClaims(((WEB, node.second),), ()) for each in (runc, unseen)}, node.node_state.node)
+        {each: CpuClaims(((WEB, node.second),), ()) for each in (runc, unseen)}, node.view.node)
     assert node.values("vmpin_collisions") == {(): 2}  # two owners, and the VM's threads on their CPU
     assert node.values("vmpin_sandbox_collisions") == {("tests", "shop", node.id): 1, ("tests", "db", runc): 2}
 

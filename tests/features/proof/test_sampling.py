@@ -72,7 +72,7 @@ async def becomes(condition: Callable[[], object]) -> None:
 
 def test_what_a_listener_does_between_rounds_delays_none(node: Spinners) -> None:
     listener = Endless()
-    sampling = Sampling(node.node_state, listen=listening(listener))
+    sampling = Sampling(node.reconciler, listen=listening(listener))
 
     async def sampled() -> None:
         task = asyncio.create_task(sampling.run())
@@ -95,7 +95,7 @@ def test_it_sleeps_while_it_is_off_and_begins_when_it_is_switched_on(node: Spinn
     listener = Endless()
 
     async def switched() -> None:
-        sampling = Sampling(node.node_state, listen=listening(listener))
+        sampling = Sampling(node.reconciler, listen=listening(listener))
         task = asyncio.create_task(sampling.run())
         await asyncio.sleep(0)
         assert [handle for handle in asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ def test_while_earlier_books_are_read_the_loop_goes_on_and_nothing_is_lost(
     monkeypatch.setattr(run_time_books, "kept_ledger", slow)
 
     async def begun() -> None:
-        sampling = Sampling(node.node_state)
+        sampling = Sampling(node.reconciler)
         task, asked = asyncio.create_task(sampling.run()), asyncio.create_task(sampling.settled())
         for _ in range(10):
             await asyncio.sleep(0)

@@ -24,6 +24,7 @@ from vmpin.host import boottime
 from vmpin.placement.rulings import effective_containers, unreported_assignments
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.nri_events import Synced
 from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
@@ -48,7 +49,8 @@ class Replay:
             "run", "kata_go", "kata_rs", "kubelet", "proc", "sys", "cdi")}
         self.node = NodeState(loading.load(None, {}, paths))
         self.now = 0.0
-        self.node._observed = ObservedAuthority(lambda: self.node.node.online, lambda: self.now)
+        self.node.authorities._observed = ObservedAuthority(
+            lambda: self.node.placement_cache.node.online, lambda: self.now)
         self.runtimes, self.connected, self.drivers = runtimes, connected, ExitStack()
         self.runtime: NriRuntime | None = None
 
@@ -62,7 +64,7 @@ class Replay:
             self.connect()
         else:
             self.call(kind, *values)
-        self.node.read_assignments()
+        self.node.authorities.read(self.node.config)
         self.node.placement_cache.follow_authorities(self.node.state)
 
     def write(self, name: str, text: str | None) -> None:
@@ -328,5 +330,5 @@ def test_containers_that_another_program_changed_for_one_beside_them_are_listed_
     for kind, *values in history["steps"]:
         replay.step(kind, *values)
         if kind == "POST_START":
-            joined += [(values[0], *replay.node.pods_of_others([SandboxId(values[0].partition("/")[0])]))]
+            joined += [(values[0], *NodeView(replay.node).pods_of_others([SandboxId(values[0].partition("/")[0])]))]
     assert [names for names in joined if len(names) > 1] == [("vm-two/two", "vm-two")]

@@ -96,16 +96,16 @@ async def test_a_vm_is_rechecked_seldom_while_it_has_its_masks_and_all_its_threa
         report(watcher, verb, str(machine.other))
         assert watcher.passes.rechecks.pending[VM].step == 3
     vm.found_by = "kvm_run"
-    assert not node_state.is_settled(VM)
+    assert not machine.reconciler.view.is_settled(VM)
     vm.found_by, vm.vcpu_state = "names", VcpuState.UNIDENTIFIED
-    assert not node_state.is_settled(VM)
+    assert not machine.reconciler.view.is_settled(VM)
     vm.vcpu_state = VcpuState.IDENTIFIED
     node_state.pinner.recheck(VM)  # a cgroup refused a mask, for instance
-    assert not node_state.is_settled(VM)
+    assert not machine.reconciler.view.is_settled(VM)
     watcher.passes.run([VM], "recheck")
-    assert node_state.is_settled(VM)
+    assert machine.reconciler.view.is_settled(VM)
     node_state.forks_reported(False)
-    assert not node_state.is_settled(VM)
+    assert not machine.reconciler.view.is_settled(VM)
     report(watcher, Verb.POST_START, str(machine.other))
     assert watcher.passes.rechecks.pending[VM].step == 0
 
@@ -139,7 +139,7 @@ async def test_a_start_that_may_end_the_wait_for_vcpus_does_not_wait(watcher: Wa
     vm.vcpus = ()  # all are still to be plugged in
     machine.node_state.placement_cache.dirty.add(VM)
     watcher.passes.run([VM], "test")
-    assert machine.node_state.is_settled(VM)
+    assert machine.reconciler.view.is_settled(VM)
     assert waiting(watcher, machine.other) == {Verb.POST_CREATE}
 
 

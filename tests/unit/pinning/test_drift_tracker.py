@@ -88,7 +88,7 @@ def test_a_mask_waits_for_a_cgroup_that_the_kubelet_has_yet_to_rewrite(
     assert result.outcome is Outcome.WAITING
     newborn = pinner.set_mask_ahead(SetAffinity(vm.sandbox, next(iter(vm.threads())), absent, node.here))
     assert newborn.outcome is Outcome.WAITING, "nor is a new thread's a refusal"
-    assert node.node_state.refusals(vm.sandbox) == []
+    assert node.reconciler.view.refusals(vm.sandbox) == []
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
     assert len(log(caplog, f"waits for the kubelet to rewrite it sandbox={vm.sandbox}")) == 1
     assert node.node_state.counters.drift == {}
@@ -241,22 +241,22 @@ def test_a_refusal_is_over_when_another_placement_wants_the_mask_that_the_thread
     vm = node.vm()
     node.place(vm.sandbox, CpuSet((8191,)))
     node.repair(vm)
-    (refusal,) = node.node_state.refusals(vm.sandbox)
+    (refusal,) = node.reconciler.view.refusals(vm.sandbox)
     assert "8191" in refusal
     node.repair(vm)
-    assert node.node_state.refusals(vm.sandbox) == [refusal]  # as long as it lasts
+    assert node.reconciler.view.refusals(vm.sandbox) == [refusal]  # as long as it lasts
     node.place(vm.sandbox, node.here)
     assert node.repair(vm) == 0
-    assert node.node_state.refusals(vm.sandbox) == []
+    assert node.reconciler.view.refusals(vm.sandbox) == []
 
 
 def test_a_refusal_is_over_when_the_vm_is_left_alone(node: Spinners) -> None:
     vm = node.vm()
     node.place(vm.sandbox, CpuSet((8191,)))
     node.repair(vm)
-    assert node.node_state.refusals(vm.sandbox)
+    assert node.reconciler.view.refusals(vm.sandbox)
     node.node_state.pinner.leave_alone(vm.sandbox)
-    assert node.node_state.refusals(vm.sandbox) == []
+    assert node.reconciler.view.refusals(vm.sandbox) == []
 
 
 def test_a_thread_moved_before_its_mask_is_read_back_is_repaired_by_the_next_pass(
@@ -289,13 +289,13 @@ def test_contention_is_logged_as_one_error_and_the_thread_is_left_alone(
     assert record.levelno == logging.ERROR
     assert f"sandbox={vm.sandbox} threads=1: put back 3 times within 60 s" in record.message
     assert "left alone for 300 s" in record.message
-    (note,) = node.node_state.refusals(vm.sandbox)
+    (note,) = node.reconciler.view.refusals(vm.sandbox)
     assert note == ("1 thread is moved by another program again and again (the last time: nothing known of sets "
                     "such masks here) and is left alone (drift.on_contention=rest)")
     assert node.node_state.counters.contentions == 1
     assert node.node_state.counters.contentions_by == {vm.sandbox: 1}
     assert contend(node, other, 1) == 1  # no other program moves that one
-    assert node.node_state.refusals(other.sandbox) == []
+    assert node.reconciler.view.refusals(other.sandbox) == []
 
 
 def test_no_contention_begins_while_reports_are_unread(
@@ -324,7 +324,7 @@ def test_a_thread_that_is_left_alone_follows_a_new_placement(node: Spinners) -> 
     node.place(vm.sandbox, both)
     assert node.repair(vm) == 1
     assert mask(vm) == both
-    assert node.node_state.refusals(vm.sandbox) == []
+    assert node.reconciler.view.refusals(vm.sandbox) == []
 
 
 def test_after_its_rest_a_thread_is_retried_and_contention_goes_on_without_an_error(
@@ -358,7 +358,7 @@ def test_a_retry_by_hand_repairs_a_thread_that_was_left_alone(node: Spinners) ->
     node.node_state.pinner.retry_now()
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
-    assert node.node_state.refusals(vm.sandbox) == []
+    assert node.reconciler.view.refusals(vm.sandbox) == []
 
 
 def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
@@ -371,12 +371,12 @@ def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog:
     assert first == logging.ERROR
     assert set(later) == {logging.INFO}
     pinner = node.node_state.pinner
-    assert node.node_state.refusals(vm.sandbox) == [
+    assert node.reconciler.view.refusals(vm.sandbox) == [
         "1 thread is moved by another program again and again (the last time: nothing known of sets such masks "
         "here) "
         "and is put back each time (drift.on_contention=persist)"]
     pinner.retry_now()
-    assert node.node_state.refusals(vm.sandbox) == []
+    assert node.reconciler.view.refusals(vm.sandbox) == []
 
 
 def test_a_thread_that_ended_in_contention_is_forgotten(node: Spinners) -> None:
@@ -386,4 +386,4 @@ def test_a_thread_that_ended_in_contention_is_forgotten(node: Spinners) -> None:
     node.end(vm)
     node.node_state.pinner.keep_only([])
     assert not node.node_state.pinner.drift_tracker.contention
-    assert node.node_state.refusals(vm.sandbox) == []
+    assert node.reconciler.view.refusals(vm.sandbox) == []

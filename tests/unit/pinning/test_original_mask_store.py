@@ -209,14 +209,14 @@ def test_without_both_files_the_original_masks_are_unknown_and_threads_get_all_c
     second.node_state.save()
     threads = [int(name) for name in os.listdir(f"/proc/{vmm.pid}/task")]
     everywhere = Sysfs().online()
-    planned = second.restoring(second.node_state.all_sandboxes())
+    planned = second.restoring(second.view.all_sandboxes())
     assert len(planned) == len(threads)
     assert all(isinstance(operation, FreeThread) for operation in planned)
     third = again(machine)  # the state that was saved since names them as not known, too
     third.resync(full=True)
     assert counts(third) == {"unknown": len(threads)}
     assert {mask(tid) for tid in threads} == {everywhere}
-    assert third.restoring(third.node_state.all_sandboxes()) == []
+    assert third.restoring(third.view.all_sandboxes()) == []
 
 
 def test_a_thread_that_was_free_already_is_counted_so(machine: Machine) -> None:
@@ -264,8 +264,8 @@ def test_masks_of_another_boot_are_no_loss(machine: Machine) -> None:
     os.sched_setaffinity(vmm.pid, machine.other.frozen())
     second = again(machine)
     for store in (second, machine.reconciler):
-        store.node_state._store._boot_id = "another"
-    second.node_state._store.save(second.node_state._store.load(set_aside=False))
+        store.node_state.store._boot_id = "another"
+    second.node_state.store.save(second.node_state.store.load(set_aside=False))
     assert paths.originals_file.exists()
     third = again(machine)
     third.resync(full=True)

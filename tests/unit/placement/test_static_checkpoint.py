@@ -396,5 +396,5 @@ def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_noth
     checkpoint.unlink()
     third = Reconciler(settings)
     third.reconcile([], act=False)
-    assert third.node_state.checkpoint.stale
+    assert third.view.checkpoint.stale
     assert third.node_state.placement_cache.own.claims == again.node_state.placement_cache.own.claims

@@ -347,7 +347,7 @@ class Short(Procfs):
 
 
 async def test_kernel_threads_that_cannot_be_read_cause_a_full_pass(received: Received) -> None:
-    received.reconciler.node_state.proc = proc = Short()
+    vars(received.reconciler.view)["proc"] = proc = Short()
     received.make(connect=Scripter(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, os.getpid(), os.getpid())))
     async with running(received):
         proc.short = True
@@ -394,7 +394,8 @@ async def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
     received.make(Timeouts(connector_retry=0.01), connect=connect)
     (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
-    real, received.reconciler.node_state.proc = received.reconciler.node_state.proc, Procfs(tmp_path / "proc")
+    shown = vars(received.reconciler.view)
+    real, shown["proc"] = shown["proc"], Procfs(tmp_path / "proc")
     caplog.clear()
     caplog.set_level(logging.WARNING)
     task = asyncio.create_task(received.feed.run())
@@ -404,7 +405,7 @@ async def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
     (line,) = caplog.messages
     assert line == ("proc connector unavailable (it needs the machine's own pid namespace): new threads are placed"
                     " at the next resync")
-    received.reconciler.node_state.proc = real
+    shown["proc"] = real
     await until(lambda: received.feed.source_health().up)
     assert received.lost >= lost + 1  # what was born meanwhile is looked for
     task.cancel()

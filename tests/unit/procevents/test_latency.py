@@ -44,7 +44,7 @@ def newborn(vm: Vm, born: int, at: int, mask: CpuSet) -> Newborn:
 
 def test_a_vcpu_that_never_gets_its_mask_is_confirmed_after_a_while(node: Spinners) -> None:
     both = node.here | node.there
-    vm, book = vcpu(node, both), LatencyBook(node.node_state)
+    vm, book = vcpu(node, both), LatencyBook(node.reconciler)
     born = time.monotonic_ns() - MINUTE
     book.record(newborn(vm, born, born + 10**6, node.here), provisional=True)
     book.after_pass((), True)
@@ -58,7 +58,7 @@ def test_a_vcpu_that_never_gets_its_mask_is_confirmed_after_a_while(node: Spinne
 
 def test_a_new_vcpu_is_confirmed_once_it_has_its_mask(node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "_NAMED", 600.0)
-    vm, book = vcpu(node, node.there), LatencyBook(node.node_state)
+    vm, book = vcpu(node, node.there), LatencyBook(node.reconciler)
     now = time.monotonic_ns()
     book.record(newborn(vm, now, now, node.here), provisional=True)
     book.after_pass((), True)
@@ -70,7 +70,7 @@ def test_a_new_vcpu_is_confirmed_once_it_has_its_mask(node: Spinners, monkeypatc
 
 
 def test_a_fork_event_of_a_thread_that_a_pass_counted_is_not_counted_again(node: Spinners) -> None:
-    book = LatencyBook(node.node_state)
+    book = LatencyBook(node.reconciler)
     time.sleep(0.03)  # the kernel gives births in ticks of 10 ms
     vm = node.vm()
     born = time.monotonic_ns()

@@ -58,7 +58,7 @@ def test_the_stat_of_a_thread_created_outside_is_read_once(machine: Machine, cro
     """Although a kernel worker, which the same stat shows, would have CPUs of its own."""
     machine.configure(emulator=str(machine.other))
     vmm = machine.running(crowd)
-    machine.node_state.proc = proc = Counting()
+    vars(machine.reconciler.view)["proc"] = proc = Counting()
     placer, tid = NewbornPlacer(machine.reconciler), by_name(vmm, "call_rcu")
     os.sched_setaffinity(tid, machine.both.frozen())
     follow_up = placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
@@ -370,7 +370,7 @@ def test_a_kernel_thread_that_no_main_thread_created_is_inspected(machine: Machi
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """Dragonball starts vhost on a vCPU thread, which the kernel thread's name has in place of the process."""
     vmm = machine.running(crowd)
-    machine.node_state.proc = WithWorker(by_name(vmm, "call_rcu"))
+    vars(machine.reconciler.view)["proc"] = WithWorker(by_name(vmm, "call_rcu"))
     placer, inspected = NewbornPlacer(machine.reconciler), list[int]()
     monkeypatch.setattr(machine.reconciler, "inspect_process", inspected.append)
     placer.place_kernel_threads([1 << 22])

@@ -59,7 +59,7 @@ def test_a_write_to_a_containers_cgroup_or_one_above_it_is_read(machine: Machine
         (tmp_path / "cgroup/pods/a/web/cpuset.cpus.effective").write_text(effective)
         assert files.read({tmp_path / "another"}) == set()
         assert files.read(written) == {SANDBOX}
-        assert str(node_state.sandboxes[SANDBOX].containers[WEB].container.cpuset) == effective
+        assert str(node_state.state.sandboxes[SANDBOX].containers[WEB].container.cpuset) == effective
 
 
 def test_files_are_to_be_watched_again_only_after_a_vmm_was_moved(machine: Machine, tmp_path: Path) -> None:

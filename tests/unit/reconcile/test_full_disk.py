@@ -51,11 +51,11 @@ def test_masks_that_could_not_be_recorded_are_unknown_to_the_next_watcher(machin
         masks = {name: [kept.main for kept in after.node_state.originals[name].processes.values()]
                  for name in (first, second)}
         assert masks == {first: [machine.both], second: [CpuSet()]}
-        assert after.node_state.unknown_originals == 1
+        assert after.view.unknown_originals == 1
         after.node_state.save()
         again = Reconciler(machine.node_state.config, used=lock.used)
         again.resync(full=True)
-        assert again.node_state.unknown_originals == 1, "it is on record as unknown, and no later VM is"
+        assert again.view.unknown_originals == 1, "it is on record as unknown, and no later VM is"
         assert {path.stat().st_mode & 0o777 for path in lock_file.parent.glob("*.json")} == {0o600}
     assert known.poll() is None
 
@@ -80,5 +80,5 @@ def test_the_mark_outlives_a_damaged_state_file_and_one_that_was_never_written(m
             after = Reconciler(config, used=lock.used)
             assert after.node_state.originals[first] == machine.node_state.originals[first]
             after.resync(full=True)
-            assert after.node_state.unknown_originals == 1
+            assert after.view.unknown_originals == 1
     assert vmm.poll() is None

@@ -45,43 +45,32 @@ def members(name: str, path: Path) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
 
 
-def changes(function: ast.FunctionDef) -> list[str]:
-    """The statements of a function that change what is not its own."""
-    return [ast.unparse(node) for node in ast.walk(function)
-            if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)]
-
-
 SHOWN = members("NodeView", ROOT / "reconcile/view.py")
-HELD = members("NodeState", ROOT / "reconcile/node_state.py")
-
-
-def decorators(function: ast.FunctionDef) -> list[str]:
-    return [ast.unparse(each) for each in function.decorator_list]
 
 
 def test_nothing_can_be_set_through_the_view() -> None:
-    """mypy refuses what a protocol has no setter for; a mapping that is no `dict` has none either."""
+    """mypy refuses to set a property without a setter and a `Final` attribute; a mapping that is no `dict` has no
+    setter either."""
     for name, function in SHOWN.items():
-        assert decorators(function) in (["property"], []), name
-        assert function.returns is not None, name
-        if decorators(function):
-            assert not ast.unparse(function.returns).startswith(("dict", "set", "list")), name
-    assert not {node.attr for node in ast.walk(ast.parse((ROOT / "reconcile/view.py").read_bytes()))
-                if isinstance(node, ast.Attribute)} & {"setter", "deleter"}
+        if name != "__init__":
+            assert [ast.unparse(each) for each in function.decorator_list] in (["property"], []), name
+            shown = ast.unparse(function.returns or ast.Constant(None))
+            assert shown != "None", name
+            assert not function.decorator_list or not shown.startswith(("dict", "set", "list")), name
+    for node in ast.walk(SHOWN["__init__"]):
+        if isinstance(node, ast.AnnAssign):
+            assert ast.unparse(node.annotation).startswith("Final["), ast.unparse(node)
+            assert not ast.unparse(node.annotation).startswith(("Final[dict", "Final[set", "Final[list"))
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            assert node.targets[0].attr.startswith("_"), ast.unparse(node)
 
 
 def test_what_the_view_shows_changes_nothing() -> None:
-    """Each of its members that is a function of the node state's only reads; a property may make what it shows."""
-    assert {name: found for name in SHOWN if name in HELD and (found := changes(HELD[name]))} == {}
-    readers = {name for name, function in SHOWN.items() if not decorators(function)}
-    assert readers <= HELD.keys()
-    assert {name for name in readers if ast.unparse(HELD[name].returns or ast.Constant(None)) == "None"} == set()
-
-
-def test_the_view_is_the_node_state_itself(machine: Machine) -> None:
-    assert machine.reconciler.view is machine.node_state
-    missing = [name for name in SHOWN if not hasattr(machine.node_state, name)]
-    assert missing == []
+    """Each of its members only reads."""
+    changes = {name: ast.unparse(node) for name, function in SHOWN.items() if name != "__init__"
+               for node in ast.walk(function)
+               if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)}
+    assert changes == {}
 
 
 def test_the_view_shows_what_is_so_now(machine: Machine) -> None:

@@ -77,7 +77,7 @@ def _watch(watcher: Watcher) -> WatcherPart:
         return _OFF
     from vmpin.features.allocator.watcher_part import release_task, watcher_part
 
-    part = _OFF if mode == "off" else watcher_part(watcher.node_state, lambda: watcher.nri, watcher.timeouts.cri_call)
+    part = _OFF if mode == "off" else watcher_part(watcher.reconciler, lambda: watcher.nri, watcher.timeouts.cri_call)
     if not released:
         return part
     return part._replace(tasks={**part.tasks, "release": release_task(config, watcher.timeouts.cri_call)})

@@ -30,8 +30,7 @@ from vmpin.features.common.other_allocators import OtherAllocatorSearch
 from vmpin.host.daemons import programs
 from vmpin.host.files import Files
 from vmpin.host.sysfs import Sysfs
-from vmpin.reconcile.node_state import NodeState
-from vmpin.reconcile.view import NodeView
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.runtime.kata_default_vcpus import KataDefaultVcpus
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent
 from vmpin.wire.nri_enums import Verb
@@ -53,8 +52,8 @@ class NodeAllocator:
     """:param runtime: None without NRI. :param deadline: seconds for a CRI call.
     :raises SourceError: when the topology cannot be read."""
 
-    def __init__(self, node_state: NodeState, runtime: Callable[[], RuntimeLists | None], deadline: float) -> None:
-        view: NodeView = node_state
+    def __init__(self, reconciler: Reconciler, runtime: Callable[[], RuntimeLists | None], deadline: float) -> None:
+        view, node_state = reconciler.view, reconciler.node_state
         self._node_state, self._view = node_state, view
         self._topology, self._runtime = view.node.topology, runtime
         self._sysfs = Sysfs(view.config.paths.sys)
@@ -88,7 +87,7 @@ class NodeAllocator:
         resync."""
         kubelet = self._view.kubelet
         suspended = (_STATIC if kubelet is not None and kubelet.static else
-                     _CLAIMS if self._node_state.claimed else self._other_program())
+                     _CLAIMS if self._view.claimed else self._other_program())
         if suspended != self.allocator.suspended:
             self.allocator.suspend(suspended)
             if suspended:

@@ -20,18 +20,18 @@ from vmpin.features.allocator.grants.decisions import due_updates
 from vmpin.features.allocator.grants.ledger import Grant, Ledger
 from vmpin.features.allocator.grants.pool_cpus import shrinking
 from vmpin.features.allocator.node_allocator import NodeAllocator
-from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.view import NodeView
 from vmpin.status.pod_arguments import NamedSandbox, only_match
 
 _NO_LIST = "the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`"
 
 
-def watcher_part(node_state: NodeState, runtime: Callable[[], RuntimeLists | None],
+def watcher_part(reconciler: Reconciler, runtime: Callable[[], RuntimeLists | None],
                  deadline: float) -> WatcherPart:
     """Make the part, with `allocate.mode` observe or on. :param runtime: None without NRI.
     :param deadline: seconds for a CRI call. :raises SourceError: when the topology cannot be read."""
-    node = NodeAllocator(node_state, runtime, deadline)
+    node = NodeAllocator(reconciler, runtime, deadline)
     tasks = {"allocate": node.updates.run, "ended": node.ended.run}
     if node.live is not None:
         tasks["annotations"] = node.live.run

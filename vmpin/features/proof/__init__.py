@@ -29,7 +29,7 @@ def _watch(watcher: Watcher) -> WatcherPart:
         waits = watcher.nri is not None and watcher.view.config.paths.nri.exists()
         await sampling.run(watcher.timeouts.settling if waits else 0.0)
 
-    sampling = Sampling(watcher.node_state, watcher.lock.held, listen)
+    sampling = Sampling(watcher.reconciler, watcher.lock.held, listen)
     return sampling.part(run)
 
 

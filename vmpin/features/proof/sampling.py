@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vmpin.bounded import real
 from vmpin.errors import WatcherError
 from vmpin.feature import SocketRequest, WatcherPart
-from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.view import NodeView
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class Sampling:
     :param owned: whether the run directory is this watcher's.
     :param listen: makes the receiver of samples, or None where no feature wants them; None: there is never one."""
 
-    def __init__(self, node_state: NodeState, owned: Callable[[], bool] = lambda: True,
+    def __init__(self, reconciler: Reconciler, owned: Callable[[], bool] = lambda: True,
                  listen: Callable[[Sampler], Awaitable[RunListener | None]] | None = None) -> None:
-        self._node_state, self._owned, self._listen = node_state, owned, listen
-        self._counters = node_state.counters
-        self._view: NodeView = node_state
+        self._node_state, self._view = reconciler.node_state, reconciler.view
+        self._owned, self._listen = owned, listen
+        self._counters = reconciler.node_state.counters
         self.reconfigured = asyncio.Event()  #: The configuration may have another value.
         self._settled = asyncio.Event()
         self._books: RunTimeBooks | None = None
