@@ -84,7 +84,8 @@ class Drive:
         own, other = self.cpus
         while True:
             (container.cgroup / "cpuset.cpus").write_text(other)
-            cri.update_cpus([self.containerd.top / "cri.sock"], ContainerId(container.id), CpuSet.parse(own), PATIENCE)
+            with cri.connected([self.containerd.top / "cri.sock"]) as servers:
+                cri.update_cpus(servers, ContainerId(container.id), CpuSet.parse(own), PATIENCE)
             assert container.cgroup_cpus() == own
             yield "repaired over CRI"
 

@@ -63,14 +63,16 @@ class CpusetFiles:
         return moved
 
     def read(self, written: Set[Path]) -> set[SandboxId]:
-        """Read the files that were written. :returns: the sandboxes they belong to."""
+        """Read the files that were written. :returns: the sandboxes of containers with other CPUs, and of VMMs."""
         node_state = self._node_state
         of_processes = {process for process, files in self._files_of.items() if not written.isdisjoint(files)}
         touched: set[SandboxId] = set()
         for sandbox, record, init in node_state.state.with_processes():
             if init in of_processes:
-                touched.add(sandbox)
+                before = node_state.state
                 node_state.apply_events(node_state.sources.cgroup(sandbox, record, init))
+                if node_state.state is not before:
+                    touched.add(sandbox)
         for vm in node_state.vms.values():
             if vm.vmm.id in of_processes:
                 touched.add(vm.sandbox)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.errors import SourceError
-from vmpin.sources.grpc_call import call
+from vmpin.sources.grpc_call import Connection
 
 if TYPE_CHECKING:
     from vmpin.wire.protos import Messages
@@ -33,7 +33,8 @@ def list_cpus(socket: Path, timeout: float) -> dict[tuple[str, str, str], CpuSet
     which since Kubernetes 1.37 its containers that share them do not list. Two pods with the same name (one ends while
     its successor starts) count as one. `timeout` is in seconds.
     :raises SourceError: without an answer, or for an invalid one."""
-    raw = call(socket, _LIST, b"", timeout, _MEANINGS)
+    with Connection(socket) as kubelet:
+        raw = kubelet.call(_LIST, b"", timeout, _MEANINGS)
     exclusive: dict[tuple[str, str, str], CpuSet] = {}
     try:
         for pod in _messages().decode("ListPodResourcesResponse", raw).pod_resources:

@@ -60,6 +60,7 @@ def test_a_write_to_a_containers_cgroup_or_one_above_it_is_read(machine: Machine
         assert files.read({tmp_path / "another"}) == set()
         assert files.read(written) == {SANDBOX}
         assert str(node_state.state.sandboxes[SANDBOX].containers[WEB].container.cpuset) == effective
+        assert files.read(written) == set()  # as where the CPUs that a call set were read back at once
 
 
 def test_files_are_to_be_watched_again_only_after_a_vmm_was_moved(machine: Machine, tmp_path: Path) -> None:

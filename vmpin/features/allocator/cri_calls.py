@@ -120,30 +120,30 @@ class PoolUpdates:
         """Make the calls that are due, one after the other: an update that an answer carries meanwhile is not due."""
         from vmpin.features.common import cri  # protobuf and gRPC, which a node without an allocator does not load
 
-        servers = cri.sockets(self._view.config.paths.cri)
         now, pause = time.monotonic(), self._pause
         self._refused = {container: until for container, until in self._refused.items() if until > now}
-        while (update := self._allocator.next_update(self._refused)) is not None:
-            container, cpus = update
-            try:
-                if not servers:
-                    raise cri.NoRuntime("CRI", "no socket (paths.cri)")
-                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._deadline)
-            except cri.NoRuntime as err:
-                self._allocator.postpone(pause)
-                if (lists := self._runtime()) is not None:
-                    lists.request_list_for("CPUs are given with the answer to the next list", pause, err)
-                return
-            except SourceError as err:
-                self._refused[container] = time.monotonic() + pause
-                logger.warning("CPUs not given container=%s by=CRI cpus=%s: %s", container, cpus, err)
-                self._keep_due(container)
-                if cri.is_mute(err):
-                    break
-                continue
-            self._allocator.given(update)
-            logger.info("CPUs given container=%s by=CRI cpus=%s", container, cpus)
-            self._read_back([container])
+        with cri.connected(cri.sockets(self._view.config.paths.cri)) as servers:
+            while (update := self._allocator.next_update(self._refused)) is not None:
+                container, cpus = update
+                try:
+                    if not servers:
+                        raise cri.NoRuntime("CRI", "no socket (paths.cri)")
+                    await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._deadline)
+                except cri.NoRuntime as err:
+                    self._allocator.postpone(pause)
+                    if (lists := self._runtime()) is not None:
+                        lists.request_list_for("CPUs are given with the answer to the next list", pause, err)
+                    return
+                except SourceError as err:
+                    self._refused[container] = time.monotonic() + pause
+                    logger.warning("CPUs not given container=%s by=CRI cpus=%s: %s", container, cpus, err)
+                    self._keep_due(container)
+                    if cri.is_mute(err):
+                        break
+                    continue
+                self._allocator.given(update)
+                logger.info("CPUs given container=%s by=CRI cpus=%s", container, cpus)
+                self._read_back([container])
         if self._refused:
             self._allocator.postpone(max(0.0, min(self._refused.values()) - time.monotonic()))
 
@@ -195,7 +195,8 @@ class EndedPods:
         from vmpin.features.common import cri  # protobuf and gRPC, which a node whose pods run does not load for this
 
         try:
-            ready = await asyncio.to_thread(cri.ready_pods, cri.sockets(self._configured), self._deadline)
+            with cri.connected(cri.sockets(self._configured)) as servers:
+                ready = await asyncio.to_thread(cri.ready_pods, servers, self._deadline)
         except cri.NoRuntime as err:
             if (lists := self._runtime()) is not None:
                 lists.request_list_for("ended pods are found in the runtime's next list", ENDED_PAUSE, err)
@@ -229,21 +230,21 @@ def release_ledger(config: Config, timeout: float) -> bool:
     from vmpin.features.common import cri  # protobuf and gRPC, which a node without a ledger does not load
 
     updates, kept = release_pool(Topology.build(Sysfs(config.paths.sys).online()), ledger)
-    servers = cri.sockets(config.paths.cri)
     done = failed = 0
-    for container, cpus in updates:
-        try:
-            cri.update_cpus(servers, container, cpus, timeout)
-            done += 1
-        except SourceError as err:
-            if getattr(err, "code", "") == "NOT_FOUND":
-                continue  # it has ended meanwhile
-            failed += 1
-            grant = ledger.grants[container]
-            logger.warning("CPUs not given container=%s by=CRI cpus=%s: %s", container, cpus, err,
-                           extra={"pod": Pod(grant.namespace, grant.pod)})
-            if isinstance(err, cri.NoRuntime) or cri.is_mute(err):
-                break
+    with cri.connected(cri.sockets(config.paths.cri)) as servers:
+        for container, cpus in updates:
+            try:
+                cri.update_cpus(servers, container, cpus, timeout)
+                done += 1
+            except SourceError as err:
+                if getattr(err, "code", "") == "NOT_FOUND":
+                    continue  # it has ended meanwhile
+                failed += 1
+                grant = ledger.grants[container]
+                logger.warning("CPUs not given container=%s by=CRI cpus=%s: %s", container, cpus, err,
+                               extra={"pod": Pod(grant.namespace, grant.pod)})
+                if isinstance(err, cri.NoRuntime) or cri.is_mute(err):
+                    break
     if failed:
         logger.error("allocate: not every shared container has all CPUs again; the ledger stays until then")
         return False

@@ -6,7 +6,8 @@ also sends only the cpuset (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateCont
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.distributions import DISTRIBUTIONS
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.errors import SourceError
-from vmpin.sources.grpc_call import CallError, call
+from vmpin.sources.grpc_call import CallError, Connection
 
 if TYPE_CHECKING:
     from vmpin.wire.protos import Messages
@@ -52,7 +53,14 @@ def sockets(configured: Path | None, defaults: Sequence[Path] = DEFAULTS) -> lis
     return [path for path in ([configured] if configured else defaults) if path.exists()]
 
 
-def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, timeout: float) -> None:
+@contextmanager
+def connected(paths: Iterable[Path]) -> Iterator[list[Connection]]:
+    """Connections to the sockets of runtimes, for calls that follow one another."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Connection(path)) for path in paths]
+
+
+def update_cpus(servers: Sequence[Connection], container: ContainerId, cpus: CpuSet, timeout: float) -> None:
     """Update a container's CPUs, at the first server that can. A failed call is not repeated here: the next resync
     tries again, three times in ten minutes.
     :param timeout: in seconds, for each server.
@@ -61,24 +69,24 @@ def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, t
     request = _messages()["UpdateContainerResourcesRequest"](container_id=container)
     request.linux.cpuset_cpus = str(cpus)
     failed: list[CallError] = []
-    for socket in servers:
+    for server in servers:
         try:
-            call(socket, _UPDATE, request.SerializeToString(), timeout)
+            server.call(_UPDATE, request.SerializeToString(), timeout)
             return
         except CallError as err:
             failed.append(err)
     if all(err.code == _NO_CRI for err in failed):
-        raise NoRuntime(", ".join(map(str, servers)) or "CRI", "no CRI runtime answers there")
+        raise _no_runtime(servers)
     raise next((err for err in reversed(failed) if err.code not in _NOT_MINE), failed[-1])
 
 
-def ready_pods(servers: Sequence[Path], timeout: float) -> frozenset[SandboxId]:
+def ready_pods(servers: Sequence[Connection], timeout: float) -> frozenset[SandboxId]:
     """The running pods of all servers. :param timeout: in seconds, for each server.
     :raises NoRuntime: without servers, or if none has CRI. :raises SourceError: if one of them failed."""
     request, pods, answered = _messages()["ListPodSandboxRequest"]().SerializeToString(), set(), False
-    for socket in servers:
+    for server in servers:
         try:
-            answer = _messages().decode("ListPodSandboxResponse", call(socket, _LIST, request, timeout))
+            answer = _messages().decode("ListPodSandboxResponse", server.call(_LIST, request, timeout))
         except CallError as err:
             if err.code == _NO_CRI:
                 continue
@@ -86,8 +94,12 @@ def ready_pods(servers: Sequence[Path], timeout: float) -> frozenset[SandboxId]:
         answered = True
         pods |= {SandboxId(pod.id) for pod in answer.items if pod.state == _READY}
     if not answered:
-        raise NoRuntime(", ".join(map(str, servers)) or "CRI", "no CRI runtime answers there")
+        raise _no_runtime(servers)
     return frozenset(pods)
+
+
+def _no_runtime(servers: Sequence[Connection]) -> NoRuntime:
+    return NoRuntime(", ".join(str(server.socket) for server in servers) or "CRI", "no CRI runtime answers there")
 
 
 @cache

@@ -85,27 +85,28 @@ class RuncRepair:
     async def _repair(self, due: Mapping[ContainerId, CpuSet]) -> None:
         from vmpin.features.common import cri  # protobuf and gRPC, which a node without repairs does not load
 
-        servers = cri.sockets(self._view.config.paths.cri)
-        left = self._confirmed(due) if servers else dict(due)
-        while servers and (left := self._still_due(left)):
-            container, cpus = next(iter(left.items()))
-            failure: SourceError | None = None
-            try:
-                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeout)
-            except cri.NoRuntime as err:
-                self._warn(str(err))
-                break
-            except SourceError as err:
-                failure = err
-            del left[container]
-            self._drift.began(container, cpus, "CRI")
-            self.repairs["done" if failure is None else "failed"] += 1
-            if failure is None:
-                self._read_back([container])
-                continue
-            logger.warning("CPUs not given back container=%s: %s", container, failure)
-            if cri.is_mute(failure):
-                return  # the next resync tries the others
+        paths = cri.sockets(self._view.config.paths.cri)
+        left = self._confirmed(due) if paths else dict(due)
+        with cri.connected(paths) as servers:
+            while servers and (left := self._still_due(left)):
+                container, cpus = next(iter(left.items()))
+                failure: SourceError | None = None
+                try:
+                    await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeout)
+                except cri.NoRuntime as err:
+                    self._warn(str(err))
+                    break
+                except SourceError as err:
+                    failure = err
+                del left[container]
+                self._drift.began(container, cpus, "CRI")
+                self.repairs["done" if failure is None else "failed"] += 1
+                if failure is None:
+                    self._read_back([container])
+                    continue
+                logger.warning("CPUs not given back container=%s: %s", container, failure)
+                if cri.is_mute(failure):
+                    return  # the next resync tries the others
         if left := self._still_due(left):
             self._by_nri(left)
 
