@@ -79,7 +79,7 @@ class Connection:
 
 
 def _channel(socket: Path) -> Any:
-    """:raises CallError: if there is no socket."""
+    """Open a channel to a socket. :raises CallError: if there is none."""
     try:
         if not stat.S_ISSOCK(os.stat(socket).st_mode):
             raise CallError(str(socket), "is no socket")
