@@ -166,6 +166,15 @@ def test_batch_prints_blocks_and_lines_of_json(lab: Lab) -> None:
     assert found["pods"][0]["foreign"] >= taken["seconds"]
 
 
+@pytest.mark.parametrize(("namespace", "pods"), [("tests", ["tests/pod"]), ("others", [])])
+def test_a_namespace_alone_chooses_its_pods(lab: Lab, namespace: str, pods: list[str]) -> None:
+    found = lab.node.data("top", "-n", namespace, "-c", "1")
+    assert [f"{pod['namespace']}/{pod['pod']}" for pod in found["pods"]] == pods
+    assert {thread["sandbox"] for thread in found["foreign_threads"]} <= {pod["sandbox"] for pod in found["pods"]}
+    empty = f"no VM sandbox of namespace {namespace!r} runs on this node"
+    assert (empty in lab.node.cli("top", "-n", namespace, "-c", "1").stdout) is not bool(pods)
+
+
 def test_a_pod_that_is_not_there_is_named(lab: Lab) -> None:
     done = lab.node.cli("top", "no-such-pod")
     assert (done.returncode, done.stdout) == (2, "")

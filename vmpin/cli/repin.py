@@ -13,6 +13,7 @@ from vmpin.cli.verbs import Verbs, load_config, namespace_flag, output_flag, san
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import by_sandbox, names_of, title_of
 from vmpin.domain.terminal import number_of
+from vmpin.errors import UsageError
 
 if TYPE_CHECKING:
     from vmpin.domain.model import SandboxId
@@ -60,8 +61,14 @@ def _reconciled(config: Config, sandbox: SandboxId | None) -> tuple[Document, Ca
 
 
 def named_sandbox(config: Config, args: argparse.Namespace) -> SandboxId | None:
-    """The whole id of the named sandbox; None for none."""
-    return None if args.sandbox is None else only(status_document(config), args.sandbox, args.namespace)["id"]
+    """The whole id of the named sandbox; None for none. :raises UsageError: for -n without one, too: it would not
+    keep the command off other namespaces."""
+    if args.sandbox is None:
+        if args.namespace:
+            raise UsageError("-n goes with a SANDBOX: it names the namespace of the pod",
+                             f"`vmpin status -n {args.namespace} -o name` lists those of the namespace")
+        return None
+    return only(status_document(config), args.sandbox, args.namespace)["id"]
 
 
 def finish(args: argparse.Namespace, outcome: Document, nothing: str,

@@ -74,12 +74,12 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
     _refuse_unclear(args)
+    sandbox = named_sandbox(config, args)
     # Before the change: after it, vmpin may have left the node.
     names = {} if args.output == "json" else known_names(config)
     if args.all:
         outcome = leave(config, args.dry_run)
     else:
-        sandbox = named_sandbox(config, args)
         outcome = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": sandbox}) or _unpin_alone(
             config, None if sandbox is None else [sandbox], args.dry_run)
     return print_plan(args, outcome, names) if args.dry_run else print_restored(args, outcome, names)

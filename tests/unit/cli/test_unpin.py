@@ -192,10 +192,13 @@ def test_a_thread_whose_cgroup_leaves_less_is_not_said_to_have_its_original_mask
     ([], "no SANDBOX is given", "--every"), (["--dry-run"], "no SANDBOX is given", "--all"),
     (["x", "--every"], "--every goes without a SANDBOX", "vmpin unpin SANDBOX"),
     (["x", "--all"], "--all goes without a SANDBOX", "vmpin unpin SANDBOX"),
-    (["--every", "--all"], "--all and --every do not go together", "leaving the node")])
+    (["--every", "--all"], "--all and --every do not go together", "leaving the node"),
+    *((words, "-n goes with a SANDBOX", "vmpin status -n demo") for words in (
+        ["--every", "-n", "demo"], ["--all", "-n", "demo"], ["-n", "demo", "repin"]))])
 def test_what_is_not_clear_is_refused_before_anything_is_looked_at(words: list[str], text: str, hint: str,
                                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--set", "paths.run=/no/such/directory", "unpin", *words]) == 2
+    verb = "repin" if "repin" in words else "unpin"
+    assert main(["--set", "paths.run=/no/such/directory", verb, *(word for word in words if word != verb)]) == 2
     printed = capsys.readouterr()
     assert text in printed.err
     assert hint in printed.err

@@ -60,7 +60,7 @@ def add_parser(verbs: Verbs) -> None:
                   epilog=_EPILOG)
     parser.add_argument("pods", nargs="*", metavar="POD", help=about_this_node(
         "only these, with their threads: POD, NAMESPACE/POD, or the first digits of a sandbox's id"))
-    namespace_flag(parser)
+    namespace_flag(parser, only=True)
     parser.add_argument("-d", "--delay", dest="watch", type=_delay, default=3.0, metavar="SECONDS",
                         help="the time between two refreshes, 0.5 to 3600 (default: 3)")
     parser.add_argument("-c", "--count", type=_count, default=0, metavar="COUNT",
@@ -99,13 +99,13 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json.dumps({**usage_data(usage, when(time.time()), args.sort), "trouble": trouble}))
     else:
-        show(usage, args.sort, bool(args.pods), trouble)
+        show(usage, args.sort, bool(args.pods), trouble, args.namespace)
     return 0
 
 
-def show(usage: NodeUsage, order: str, threads: bool, trouble: str) -> None:
+def show(usage: NodeUsage, order: str, threads: bool, trouble: str, namespace: str = "") -> None:
     """Print the pods, in one of the orders. :param threads: their CPUs and threads, too. :param trouble: with the
-    watcher, "" for none."""
+    watcher, "" for none. :param namespace: of all pods; "" for any."""
     from vmpin.features.isolation.top import usage_text as texts
     from vmpin.features.isolation.top.pod_usage import sorted_pods
 
@@ -114,7 +114,8 @@ def show(usage: NodeUsage, order: str, threads: bool, trouble: str) -> None:
     if sys.stdout.isatty():  # which has no room for more
         rows = rows[:shutil.get_terminal_size().lines]
     if not rows:
-        print("no VM sandbox runs on this node, and no container has exclusive CPUs")
+        whose = f" of namespace {namespace!r}" if namespace else ""
+        print(f"no VM sandbox{whose} runs on this node, and no container{whose} has exclusive CPUs")
     else:
         table(texts.PODS, [texts.pod_row(row, usage) for row in rows], VERDICTS, spare=texts.SPARE,
               also="`vmpin top -o json`")

@@ -27,7 +27,7 @@ _ASK, _SHARE = 2.5, 0.05
 
 
 class NodeReader:
-    """:param pods: the arguments POD; [] for all. :param namespace: of these pods."""
+    """:param pods: the arguments POD; [] for all. :param namespace: of these pods; "" for any."""
 
     def __init__(self, config: Config, direct: bool, pods: Sequence[str], namespace: str) -> None:
         self._config, self._direct = config, direct
@@ -104,10 +104,12 @@ class NodeReader:
                 return
             self._answer, answer = lasting, json.loads(answer)
         self._described = describe(answer, self._described)  # type: ignore[arg-type]
+        named = self._named()
         if self._pods:
-            named = self._named()
             self._chosen = frozenset(pod.sandbox.id for text in self._pods
                                      for pod in matches_of(text, self._namespace, named))
+        elif self._namespace:
+            self._chosen = frozenset(pod.id for pod in named if pod.namespace == self._namespace)
 
     def _named(self) -> list[NamedSandbox]:
         assert self._described is not None
