@@ -68,7 +68,8 @@ def named_sandbox(config: Config, args: argparse.Namespace) -> SandboxId | None:
             raise UsageError("-n goes with a SANDBOX: it names the namespace of the pod",
                              f"`vmpin status -n {args.namespace} -o name` lists those of the namespace")
         return None
-    return only(status_document(config), args.sandbox, args.namespace)["id"]
+    sandbox: SandboxId = only(status_document(config), args.sandbox, args.namespace)["id"]
+    return sandbox
 
 
 def finish(args: argparse.Namespace, outcome: Document, nothing: str,

@@ -31,6 +31,19 @@ def test_what_install_hook_registers_is_found_with_its_reader(tmp_path: Path) ->
         assert (hook.fail_closed, hook.broken, hook.read_by) == (True, "", ("crio",))
 
 
+@pytest.mark.parametrize(("script", "broken"), [
+    (b"", "has no first line #!INTERPRETER"), (b"exit 0\n", "has no first line #!INTERPRETER"),
+    (b"#!\n", "has no first line #!INTERPRETER"), (b"\x7fELF\x02", ""),
+    (b"#!/nonexistent/sh -x\n", "its interpreter /nonexistent/sh is not there")])
+def test_a_script_that_linux_does_not_execute_is_broken(tmp_path: Path, script: bytes, broken: str) -> None:
+    """runc then starts no container: exec format error."""
+    install(tmp_path, HookOptions(stages=("poststop",)))
+    (tmp_path / "vmpin-hook").write_bytes(script)
+    (hook,) = hooks(Files("/"), [Engine("podman", hooks_dirs=(str(tmp_path),))])
+    assert hook.broken.startswith(broken)
+    assert bool(hook.broken) is bool(broken)
+
+
 def test_a_base_spec_is_found_with_its_handlers(tmp_path: Path) -> None:
     script = tmp_path / "libexec" / "vmpin-hook"
     file_operations.execute([oci_hook.script_operation(script.parent)])

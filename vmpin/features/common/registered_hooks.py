@@ -85,6 +85,7 @@ def _broken(files: Files, script: str) -> str:
         return "is not executable"
     line = raw.partition(b"\n")[0][:256]
     interpreter = os.fsdecode((line[2:].split() or [b""])[0]) if line.startswith(b"#!") else ""
-    if interpreter and not files.exists(interpreter):
-        return f"its interpreter {interpreter} is not there"
-    return ""
+    if not interpreter:
+        # Linux executes no other text; of the runtimes only crun then tries a shell.
+        return "" if line.startswith(b"\x7fELF") else "has no first line #!INTERPRETER, so that it cannot be executed"
+    return "" if files.exists(interpreter) else f"its interpreter {interpreter} is not there"
