@@ -210,6 +210,20 @@ def test_a_hook_that_another_removal_has_moved_up_is_removed(tmp_path: Path, com
     assert not (tmp_path / "made").exists()
 
 
+def test_what_it_leaves_is_named(units: Path, command: list[str], tmp_path: Path,
+                                 capsys: pytest.CaptureFixture[str]) -> None:
+    drop_ins, foreign = units / "vmpin.service.d", tmp_path / "run/spool/other"
+    drop_ins.mkdir()
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()
+    assert f"kept {drop_ins}: the drop-ins of the service\n" in run([*command, "--dry-run"], capsys)
+    for words in command, [*command, "-o", "json"]:
+        printed = run(words, capsys)
+        assert f"{drop_ins}: the drop-ins of the service" in printed
+        assert f"{tmp_path}/run: what is left there is not vmpin's" in printed
+    assert foreign.exists()
+
+
 def test_a_watcher_that_is_no_service_stops_it_before_anything_is_done(
         installed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,10 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run or not os.path.lexists(path):
             report(f"remove {path}")
     kept += [f"{path}: the configuration" for path in (Path("/etc/vmpin/vmpin.yaml"),) if path.exists()]
+    drop_ins = install_service.UNITS / "vmpin.service.d"
+    kept += [f"{drop_ins}: the drop-ins of the service"] * drop_ins.exists()
+    if not args.dry_run and masks.get("gone", True) and os.path.lexists(config.paths.run):
+        kept.append(f"{config.paths.run}: what is left there is not vmpin's")
     if args.output == "json":
         outcomes = [operation.get("outcome") for operation in masks["operations"]
                     if operation.get("got") != operation["was"]]
