@@ -32,6 +32,7 @@ def test_the_help_lists_every_verb() -> None:
 @pytest.mark.parametrize(("args", "why"), [
     ((), "usage: vmpin"), (("no-such-verb",), "there is no command 'no-such-verb'"),
     (("status", "--no-such-flag"), "status has no option --no-such-flag"), (("status", "-o", "xml"), "usage: vmpin"),
+    (("config", "--example", "-o", "json"), "--example prints a file of YAML: it goes without -o"),
     (("status", "--explain"), "--explain is about one pod"), (("status", "a", "b"), "status takes no argument 'b'")])
 def test_what_cannot_be_understood_is_exit_code_2(args: tuple[str, ...], why: str) -> None:
     done = run(*args)

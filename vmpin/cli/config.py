@@ -6,6 +6,7 @@ import sys
 from vmpin.cli.output import VERSION, print_data, table
 from vmpin.cli.verbs import Verbs, load_config, output_flag, verb
 from vmpin.domain.terminal import as_written
+from vmpin.errors import UsageError
 
 _ABOUT = """\
 Print every key with its value and origin. The origins, each stronger than the ones before it: the default, the file
@@ -31,6 +32,9 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.example:
+        if args.output != "table":
+            raise UsageError("--example prints a file of YAML: it goes without -o",
+                             "without --example it prints the values in force")
         from vmpin.install import data_files
         sys.stdout.write(data_files.path("config/vmpin.yaml").read_text(encoding="utf-8"))
         return 0

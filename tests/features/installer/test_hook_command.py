@@ -106,6 +106,7 @@ def test_a_base_spec_is_written_to_a_file_and_cleaned_again(tmp_path: Path,
     (["--base-spec", "/nonexistent/spec"], "cannot read the OCI spec"),
     (["--base-spec", "/dev/null"], "is not JSON"),
     (["--hooks-dir", "/x", "--deadline", "-5"], "deadline of -5 ms"),
+    (["--hooks-dir", "/x", "--remove", "--stage", "poststop"], "--remove takes out every stage"),
 ])
 def test_a_command_that_cannot_be_carried_out_says_why(args: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):

@@ -113,7 +113,8 @@ def test_without_systemd_the_file_is_written_and_that_is_said(units: Path, tmp_p
     assert (document["version"], document["dry_run"], document["done"]) == (1, False, [])
 
 
-@pytest.mark.parametrize("words", [["--set", "log.level=debug"], ["--remove", "--now"], ["--remove", "--print"]])
+@pytest.mark.parametrize("words", [["--set", "log.level=debug"], ["--remove", "--now"], ["--remove", "--print"],
+                                   ["--print", "-o", "json"]])
 def test_what_does_not_go_together_is_refused(units: Path, words: list[str]) -> None:
     assert main(["install", "service", *words]) == 2
     assert list(units.iterdir()) == []

@@ -18,6 +18,7 @@ STATUS = {"version": 1, "watcher": 5, "sandboxes": [], "node": {
     (["--direct", "--since", "1h"], 2, "--direct does not go with --since"),
     (["--since", "8d"], 2, "--since 8d: is not a duration"),
     (["--tolerate", "x"], 2, "--tolerate x: is not a percentage"),
+    (["--tolerate", "1"], 2, "--tolerate goes with --since"), (["--tolerate", "0"], 2, "--tolerate goes with --since"),
     (["u-1", "--since", "1h"], 1, "COLLISION on CPU 3:"),  # a pod of which no container is known has no past
 ])
 def test_it_is_of_known_pods_and_of_a_time(args: list[str], code: int, text: str, monkeypatch: pytest.MonkeyPatch,

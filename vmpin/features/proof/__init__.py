@@ -45,7 +45,7 @@ def _verify(config: Config, args: Namespace, sandbox: str | None, namespace: str
         return None
     from vmpin.features.proof.verbs.run_times import compared
 
-    return compared(config, sandbox, args.since, namespace, args.tolerate)
+    return compared(config, sandbox, args.since, namespace, args.tolerate or 0.0)
 
 
 def _tables(sandbox: Document, wide: bool) -> Iterable[tuple[Sequence[str], Sequence[Sequence[object]]]]:

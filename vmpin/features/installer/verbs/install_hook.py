@@ -61,6 +61,9 @@ def add_parser(kinds: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.remove and args.stage:
+        raise UsageError("--remove takes out every stage: it goes without --stage",
+                         "to register fewer stages, install the hook again with those that stay")
     if args.base_spec is not None:
         return _base_spec(args)
     if args.hooks_dir is None:

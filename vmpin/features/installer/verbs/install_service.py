@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
                          "put the key into /etc/vmpin/vmpin.yaml, or name another file with --config FILE")
     if args.remove and (args.now or args.print):
         raise UsageError("--remove goes neither with --now nor with --print", "give one of them")
+    if args.print and args.output != "text":
+        raise UsageError("--print prints the unit: it goes without -o", "--dry-run -o json has what would be done")
     shipped = data_files.path("config/vmpin.service").read_text(encoding="utf-8")
     options = [] if args.config is None else ["--config", os.path.abspath(args.config)]
     text = unit_text(shipped, [*own_program(), *options, "watch"])

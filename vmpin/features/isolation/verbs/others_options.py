@@ -73,7 +73,7 @@ def _run_instead(args: argparse.Namespace) -> Callable[[argparse.Namespace], int
     if args.others:
         given = {"a SANDBOX": args.sandbox is not None, "-n": args.namespace,
                  "--since": vars(args).get("since") is not None,
-                 "--tolerate": bool(vars(args).get("tolerate"))}
+                 "--tolerate": vars(args).get("tolerate") is not None}
         if name := next((name for name, there in given.items() if there), ""):
             raise UsageError(f"--others is about all exclusive CPUs of this node: it goes without {name}",
                              "`vmpin isolation POD` has how much of its CPUs' time others took from a pod")

@@ -26,12 +26,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "  vmpin verify shop\n", f"{_EXAMPLE}  vmpin verify shop\n", 1))
     parser.add_argument("--since", type=duration, metavar="DURATION", help=about_this_node(
         "also where they ran since then: 90s, 30m, 24h, 7d"))
-    parser.add_argument("--tolerate", type=percent, metavar="PERCENT", default=0.0, help=about_this_node(
+    parser.add_argument("--tolerate", type=percent, metavar="PERCENT", help=about_this_node(
         "share of the run time that may have been elsewhere (default: 0)"))
     parser.set_defaults(run_instead=(*parser.get_default("run_instead"), _refuse))
 
 
 def _refuse(args: argparse.Namespace) -> None:
-    """Refuse --since without the watcher. :raises UsageError:"""
+    """Refuse --since without the watcher, and --tolerate without --since. :raises UsageError:"""
     if args.direct and args.since is not None:
         raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")
+    if args.tolerate is not None and args.since is None and not vars(args).get("others"):
+        raise UsageError("--tolerate goes with --since", "`vmpin verify --since 24h --tolerate 0.1`")
