@@ -178,4 +178,4 @@ def _near(name: str, names: Sequence[str] = (*BY_KEY, *SECTIONS), prefix: str = 
     import difflib
 
     near = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {prefix + near[0]!r}? " if near else "`vmpin config` lists every key"
+    return f"did you mean {prefix + near[0]!r}?" if near else "`vmpin config` lists every key"

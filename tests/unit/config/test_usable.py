@@ -102,5 +102,5 @@ def test_faults_are_printed_once_however_often_the_output_is_repeated(tmp_path: 
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        f"vmpin: {args.config}: unknown key 'log.levle'", "  did you mean 'log.level'? ",
+        f"vmpin: {args.config}: unknown key 'log.levle'", "  did you mean 'log.level'?",
         f"vmpin: going on without that: the rest of the configuration is used, with paths.run {tmp_path}/run"]

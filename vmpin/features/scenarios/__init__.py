@@ -31,8 +31,8 @@ a scenario:
   policy: {vcpus: auto, spare_vcpus: sandbox, emulator: housekeeping}
   sandboxes:
     - id: pod-a
-      vcpus: 3              # or [{id: 0, core: 0, node: 0, memory: [1]}, …]: the guest's core and NUMA node, and
-                            # the host's nodes that the memory of that node is bound to
+      vcpus: 3              # or [{id: 0, core: 0, node: 0, memory: [1]}, …]: the guest's core and NUMA node, and \
+the host's nodes that the memory of that node is bound to
       iothreads: 1
       vhost: 2
       nic_node: 1           # the NUMA node of its NIC, for policy {vhost: near}
