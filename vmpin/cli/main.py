@@ -5,7 +5,6 @@ Exit codes: docs/exit-codes.md, and each verb's --help.
 
 import argparse
 import contextlib
-import errno
 import io
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import TextIO
 from vmpin.cli.this_program import named
 from vmpin.cli.verbs import (
     did_you_mean,
+    explained,
     grammar,
     named_verb,
     verb_modules,
@@ -29,11 +29,6 @@ from vmpin.feature import features, present
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
 GONE = 141
-#: What to do about an error of the system that no command expects.
-_REMEDIES = {errno.EACCES: "use root", errno.EPERM: "use root", errno.ENOSPC: "free space there",
-             errno.EDQUOT: "free space there", errno.EMFILE: "raise its limit of open files (ulimit -n)",
-             errno.ENFILE: "close files: the machine has no more (sysctl fs.file-max)",
-             errno.ENOMEM: "free memory", errno.EROFS: "mount it writable, or name another place"}
 #: Verbs that run as services: an unexpected error of them is logged with its place.
 _SERVICES = ("watch", "reporter")
 
@@ -133,9 +128,8 @@ def _not_taken(arguments: Sequence[str], word: str) -> UsageError:
 
 def _complain_of(err: OSError) -> None:
     """Print an error of the system, with its remedy where there is one."""
-    remedy = _REMEDIES.get(err.errno or 0, "with VMPIN_DEBUG=1 in the environment it shows where")
-    where = f"{os.fsdecode(err.filename)}: " if isinstance(err.filename, str | bytes) else ""
-    _complain(f"vmpin: {where}{err.strerror or err}", f"  {remedy}")
+    text, remedy = explained(err)
+    _complain(f"vmpin: {text}", f"  {remedy}")
 
 
 def _complain(*lines: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import importlib
 import os
@@ -31,6 +32,12 @@ VERBS = ("watch", "status", "verify", "plan", "repin", "unpin", "config", "help"
 
 #: Words of scripts outside of this project, and what they stand for. No text names them.
 _ALIASES = {"explain": ("status", "--explain"), "reconcile": ("repin",), "version": ("--version",)}
+
+#: What to do about an error of the system that no command expects.
+_REMEDIES = {errno.EACCES: "use root", errno.EPERM: "use root", errno.ENOSPC: "free space there",
+             errno.EDQUOT: "free space there", errno.EMFILE: "raise its limit of open files (ulimit -n)",
+             errno.ENFILE: "close files: the machine has no more (sysctl fs.file-max)",
+             errno.ENOMEM: "free memory", errno.EROFS: "mount it writable, or name another place"}
 
 #: What verbs' parsers are added to: argparse's type for it is not public.
 Verbs = Any
@@ -332,10 +339,21 @@ def output_flag(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None
 
 @contextlib.contextmanager
 def answering(unanswered: type[VmpinError]) -> Iterator[None]:
-    """Decorates a verb whose exit code 1 is an answer: errors that have this code elsewhere become `unanswered`."""
+    """Decorates a verb whose exit code 1 is an answer: errors that have this code elsewhere become `unanswered`, also
+    those of its output."""
     try:
         yield
+        sys.stdout.flush()
     except (ConfigError, UsageError, BrokenPipeError):
         raise
-    except (VmpinError, OSError) as err:
-        raise unanswered(str(err), getattr(err, "hint", "")) from err
+    except VmpinError as err:
+        raise unanswered(str(err), err.hint) from err
+    except OSError as err:
+        raise unanswered(*explained(err)) from err
+
+
+def explained(err: OSError) -> tuple[str, str]:
+    """An error of the system that no command expects, as text; and what to do about it."""
+    where = f"{os.fsdecode(err.filename)}: " if isinstance(err.filename, str | bytes) else ""
+    return (f"{where}{err.strerror or err}",
+            _REMEDIES.get(err.errno or 0, "with VMPIN_DEBUG=1 in the environment it shows where"))
