@@ -1,4 +1,5 @@
-"""`--watch`: the output of a verb again and again, redrawn at a terminal and appended in a pipe, until Ctrl-C."""
+"""`--watch`: the output of a verb again and again, redrawn at a terminal and appended in a pipe (and at a
+terminal that cannot redraw, TERM=dumb), until Ctrl-C."""
 
 import argparse
 import contextlib
@@ -22,7 +23,8 @@ def repeat(args: argparse.Namespace) -> int:
     ended. :returns: the exit code 0.
     :raises VmpinError: the error of the first time. :raises KeyboardInterrupt: at Ctrl-C."""
     gc.enable()
-    redrawn, first, left = sys.stdout.isatty() and args.output not in ("json", "yaml"), True, getattr(args, "count", 0)
+    redrawn = sys.stdout.isatty() and args.output not in ("json", "yaml") and os.environ.get("TERM") != "dumb"
+    first, left = True, getattr(args, "count", 0)
     try:
         while True:
             try:

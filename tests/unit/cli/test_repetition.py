@@ -38,11 +38,11 @@ def empty(tmp_path: Path) -> list[str]:
 
 
 @contextmanager
-def started(*words: str, terminal: int | None = None) -> Iterator[subprocess.Popen[str]]:
+def started(*words: str, terminal: int | None = None, term: str = "xterm") -> Iterator[subprocess.Popen[str]]:
     """:param terminal: its standard output, else pipes."""
     with subprocess.Popen([sys.executable, "-m", "vmpin.cli.main", *words], stdin=subprocess.DEVNULL, text=True,
                           stdout=subprocess.PIPE if terminal is None else terminal, stderr=subprocess.PIPE,
-                          env=ENVIRONMENT) as process:
+                          env={**ENVIRONMENT, "TERM": term}) as process:
         try:
             yield process
         finally:
@@ -133,6 +133,16 @@ def test_at_a_terminal_a_page_is_drawn_over_the_one_before(empty: list[str]) -> 
     assert "no VM sandbox runs on this node" in pages[1]
     assert pages[1].endswith("\x1b[J")
     assert pages[-1].endswith("\r\n"), "the prompt gets a line of its own"
+
+
+def test_at_a_terminal_that_cannot_redraw_pages_are_appended(empty: list[str]) -> None:
+    ours, its = pty.openpty()
+    words, seen = [*empty, "verify", "-w", "0.1"], b""
+    with os.fdopen(ours, "rb", buffering=0) as screen, started(*words, terminal=its, term="dumb"):
+        os.close(its)
+        while len(STAMP.findall(seen.decode())) < 3:
+            seen += screen.read(4096)
+    assert b"\x1b" not in seen
 
 
 def test_what_is_longer_than_the_screen_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch,

@@ -115,7 +115,7 @@ def show(usage: NodeUsage, order: str, threads: bool, trouble: str, namespace: s
         rows = rows[:shutil.get_terminal_size().lines]
     if not rows:
         whose = f" of namespace {namespace!r}" if namespace else ""
-        print(f"no VM sandbox{whose} runs on this node, and no container{whose} has exclusive CPUs")
+        print_lines([f"no VM sandbox{whose} runs on this node, and no container{whose} has exclusive CPUs"])
     else:
         table(texts.PODS, [texts.pod_row(row, usage) for row in rows], VERDICTS, spare=texts.SPARE,
               also="`vmpin top -o json`")
