@@ -226,7 +226,7 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),)), "ok", "balloons"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),),
                       settings={"node.shared_pool": "0"}), "warn", "balloons"),
-    ("pinners", facts(daemons=(Daemon("koordinator", "koordlet", 4),)), "ok", "koordinator run here"),
+    ("pinners", facts(daemons=(Daemon("koordinator", "koordlet", 4),)), "ok", "koordinator runs here"),
     ("pinners", facts(daemons=(Daemon("ctlplane", "ctlplane", 4), Daemon("cmk", "cmk.py", 5))), "ok",
      "ctlplane, cmk run here"),
     ("pinners", facts(daemons=(Daemon("numad", "numad", 4),)), "warn", "numad"),
@@ -351,6 +351,11 @@ def test_isolated_cpus_in_the_pool_are_freed_where_they_were_isolated(parameters
     found = facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("1-3")),
                   kernel=Kernel("6.12.1", (6, 12), parameters))
     assert verdict("isolation", found).remedy.endswith(says)
+
+
+def test_a_value_that_is_not_set_is_named_so() -> None:
+    (line, *_) = verdict("config", configured("", "default", "/x", "/f")).evidence
+    assert line.endswith(": the watcher has unset (default), this command /x (/f)")
 
 
 def test_a_change_that_takes_a_restart_has_one_as_its_remedy() -> None:

@@ -122,7 +122,8 @@ def pinners(facts: NodeFacts) -> CheckResult:
         return warn("intel_lpmd runs, and takes CPUs away from cgroups", PINNERS["lpmd"][1], *evidence)
     if "balloons" in kinds and facts.settings.get("node.shared_pool"):
         return warn("nri-plugins' balloons run here, and node.shared_pool is set", PINNERS["balloons"][1], *evidence)
-    return ok(f"{several(kinds)} run here", *evidence, *(f"{kind}: {PINNERS[kind][1]}" for kind in kinds))
+    return ok(f"{several(kinds)} run{'s' * (len(kinds) == 1)} here", *evidence,
+              *(f"{kind}: {PINNERS[kind][1]}" for kind in kinds))
 
 
 def proc_connector(facts: NodeFacts) -> CheckResult:

@@ -85,8 +85,9 @@ def _configuration_in_use(facts: NodeFacts) -> CheckResult:
         return ok(f"{number_of(len(evidence), 'key is')} not at the default", *evidence)
     differing = {key: (entry, here.get(key, {})) for key, entry in its.items()
                  if entry["value"] != here.get(key, {}).get("value")}
-    texts = {key: f"{key}: the watcher has {as_written(entry['value'])} ({entry['from']}), this command "
-             f"{as_written(mine.get('value'))} ({mine.get('from')})" for key, (entry, mine) in differing.items()}
+    texts = {key: f"{key}: the watcher has {as_written(entry['value']) or 'unset'} ({entry['from']}), this command "
+             f"{as_written(mine.get('value')) or 'unset'} ({mine.get('from')})"
+             for key, (entry, mine) in differing.items()}
     stale = [texts[key] for key, (entry, mine) in differing.items() if not _own_value(entry) and not _own_value(mine)]
     evidence += [line for line in texts.values() if line not in stale]
     if stale:
