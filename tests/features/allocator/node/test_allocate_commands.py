@@ -100,6 +100,7 @@ def test_what_cannot_be_is_refused_with_the_reason(node: AllocatingNode) -> None
                        ((TARGET, "policy=fixed"), "needs request = limit in whole CPUs"),
                        ((TARGET, "policy=mine"), "policy=mine: it is none of"),
                        ((TARGET, "policies=fixed"), "is no KEY=VALUE"),
+                       ((TARGET, "policy=none", "policy=fixed"), "policy is given twice"),
                        (("tests/none", "policy=fixed"), "no running container 'tests/none' is on this node")):
         done = node.cli("alloc", "set", *words)
         assert (done.returncode, why in done.stderr) == (2, True), done

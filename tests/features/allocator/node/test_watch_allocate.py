@@ -72,6 +72,11 @@ def test_a_container_that_is_refused_leaves_the_ledger_as_it_was(node: Allocatin
     assert "whole" in str(caught.value)
     assert node.ledger()["grants"] == before["grants"]
     assert shared.cgroup_cpus() == str(node.all)
+    for name in "own", "tests/own/main":
+        (sentence,) = node.data("status", "--explain", name)["sentences"]
+        assert sentence.startswith("Container main of tests/own was refused at "), sentence
+        assert "whole" in sentence
+    assert node.cli("status", "--explain", "tests").returncode == 2, "the beginning of a name names no pod"
 
 
 def test_a_container_that_never_starts_gives_its_cpu_to_the_next_one(node: AllocatingNode) -> None:

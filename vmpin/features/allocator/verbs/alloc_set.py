@@ -42,11 +42,13 @@ def add_parser(actions: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    changes = {}
+    changes: dict[str, str] = {}
     for text in args.changes:
         key, equals, value = text.partition("=")
         if not equals or key not in WISH_KEYS:
             raise UsageError(f"{text!r} is no KEY=VALUE with a key of {', '.join(WISH_KEYS)}", "e.g. policy=fixed")
+        if key in changes:
+            raise UsageError(f"{key} is given twice: {changes[key]!r} and {value!r}", "give each key once")
         changes[key] = value
     answer = answer_of(usable_config(args), {"op": "set", "target": args.target, "namespace": args.namespace,
                                              "changes": changes, "dry_run": args.dry_run})
