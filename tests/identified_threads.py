@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId
 from vmpin.host.procfs import Procfs, Stat
@@ -14,13 +13,13 @@ from vmpin.vmm.vmm_type import VmmType
 
 def identified(pid: int, vmm: VmmType, argv: Sequence[str], stats: Iterable[tuple[int, Stat]], proc: Procfs, *,
                learned: Mapping[ThreadId, VcpuId] | None = None, gone: Iterable[VcpuId] = (),
-               iothreads: Iterable[ThreadId] = (), qmp: QmpAnswer | None = None, debugfs: str = "/nonexistent",
-               sleep: Callable[[float], None] = time.sleep) -> Identified:
+               iothreads: Iterable[ThreadId] = (), qmp: QmpAnswer | None = None,
+               debugfs: str = "/nonexistent") -> Identified:
     """:param learned, gone, iothreads: what was identified earlier. :param qmp: QEMU's answer."""
     vm = Vm(SandboxId("a"), vmm, Process(pid, ThreadId(pid, 0), ThreadRole.EMULATOR, list(argv)))
     vm.vmm.stats, vm.vcpu_threads = dict(stats), dict(learned or {})
     vm.ended_vcpus, vm.iothreads, vm.qmp = set(gone), set(iothreads), qmp
-    return identify(vm, proc, debugfs, sleep)
+    return identify(vm, proc, debugfs)
 
 
 def vcpus_of(found: Identified) -> dict[int, VcpuId]:

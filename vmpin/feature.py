@@ -233,10 +233,11 @@ class Feature(NamedTuple):
     #: The place of its checks of the doctor: a sequence of `Check`; "" for none.
     checks: str = ""
 
-    def loaded(self, place: str) -> Any:
-        """Load what is at a place in its folder: MODULE.NAME."""
+    def loaded(self, place: str, kind: type[T]) -> T:
+        """Load a value of this kind from a place in its folder: MODULE.NAME."""
         module, _, name = place.rpartition(".")
-        return getattr(import_module(f"vmpin.features.{self.name}.{module}"), name)
+        value: T = getattr(import_module(f"vmpin.features.{self.name}.{module}"), name)
+        return value
 
 
 @cache

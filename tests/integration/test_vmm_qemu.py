@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 from identified_threads import identified, vcpus_of
 from need import need_root, need_unshare
 from real_qemu import Qemu, need_kvm
+from waiting import wait
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
@@ -41,19 +41,14 @@ def look(vm: Qemu, procfs: Procfs | None = None, **more: object) -> Identified:
 
 def look_until_complete(vm: Qemu, procfs: Procfs | None = None, **more: object) -> Identified:
     """The firmware keeps the first vCPU busy for seconds."""
-    deadline = time.monotonic() + 120
-    while not (found := look(vm, procfs, **more)).complete:
-        assert time.monotonic() < deadline, f"{len(vcpus_of(found))} of {len(vm.vcpus())} vCPUs "
-        time.sleep(0.1)
+    found: Identified = wait(lambda: seen if (seen := look(vm, procfs, **more)).complete else None,
+                             "vCPUs are not identified")
     return found
 
 
 def look_for_iothreads(vm: Qemu) -> set[int]:
     """One that is not waiting just then (a loaded machine) cannot be identified by the order."""
-    deadline = time.monotonic() + 120
-    while not (found := with_role(look(vm), ThreadRole.IOTHREAD)):
-        assert time.monotonic() < deadline, vm.threads()
-        time.sleep(0.1)
+    found: set[int] = wait(lambda: with_role(look(vm), ThreadRole.IOTHREAD), vm.threads)
     return found
 
 
@@ -200,10 +195,7 @@ def unanswered(path: str, pid: int | None = None) -> bool:
 
 
 def wait_for_clients(path: str, *states: str) -> None:
-    deadline = time.monotonic() + 120
-    while connections(path) != list(states):
-        assert time.monotonic() < deadline, connections(path)
-        time.sleep(0.005)
+    wait(lambda: connections(path) == list(states), lambda: connections(path))
 
 
 def test_socket_in_use_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,7 +84,7 @@ def sandbox(name: str = "a", **changes: Any) -> dict[str, Any]:
 
 def verdict(name: str, found: NodeFacts) -> CheckResult:
     check = next(check for feature in features() if feature.checks
-                 for check in feature.loaded(feature.checks) if check.name == name)
+                 for check in feature.loaded(feature.checks, tuple) if check.name == name)
     result: CheckResult = check.judge(found)
     return result
 

@@ -11,7 +11,7 @@ from trees import make_tree, stat_line
 
 from vmpin.domain.model import ThreadId, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs, Stat
-from vmpin.vmm import qemu
+from vmpin.vmm import kvm, qemu
 from vmpin.vmm.threads import Identified
 from vmpin.vmm.virtual_machine import QmpAnswer
 from vmpin.vmm.vmm_type import VmmType
@@ -64,8 +64,10 @@ class Fake:
 
     def identify(self, learned: dict[ThreadId, VcpuId] | None = None, qmp: QmpAnswer | None = None,
                  iothreads: tuple[ThreadId, ...] = ()) -> Identified:
-        return identified(PID, self.vmm, self.argv, self.stats.items(), Procfs(self.root / "proc"), learned=learned,
-                          qmp=qmp, iothreads=iothreads, debugfs=str(self.root / "debug"), sleep=self.sleep)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(kvm, "sleep", self.sleep)
+            return identified(PID, self.vmm, self.argv, self.stats.items(), Procfs(self.root / "proc"),
+                              learned=learned, qmp=qmp, iothreads=iothreads, debugfs=str(self.root / "debug"))
 
 
 @pytest.fixture

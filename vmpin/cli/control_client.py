@@ -28,12 +28,11 @@ _FIRST = 1.0
 Document = dict[str, Any]
 
 
-def ask_raw(config: Config, request: Document, has_direct: bool = False, deadline: float = DEADLINE,
-            whole: float = WHOLE) -> bytes | None:
+def ask_raw(config: Config, request: Document, has_direct: bool = False, deadline: float = DEADLINE) -> bytes | None:
     """The watcher's answer as bytes, None if no watcher runs.
 
     :param has_direct: the verb has the flag --direct, which the error then suggests.
-    :param deadline: for each part of the answer, in seconds. :param whole: for all of it.
+    :param deadline: for each part of the answer, in seconds; all of it may take WHOLE.
     :raises WatcherError: the watcher does not answer; WatcherStopped: as it is stopped.
     :raises UsageError: it refuses the request.
     """
@@ -60,7 +59,7 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
                 _check_running(config, without)
                 connection.settimeout(max(deadline - _FIRST, 0.001))
                 part = connection.recv(1 << 20)
-            answer = part + _rest(connection, deadline, time.monotonic() + whole) if part else b""
+            answer = part + _rest(connection, deadline, time.monotonic() + WHOLE) if part else b""
         except TimeoutError:
             raise WatcherError(f"{path}: the watcher does not answer within {deadline:.0f} s", hint) from None
         except OSError as err:

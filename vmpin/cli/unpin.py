@@ -50,13 +50,12 @@ examples:
 
 #: Not that no mask is set: the record ends with the run directory.
 _NO_RECORD = "no mask set by vmpin is on record"
-#: What became of a thread's mask.
-_RESTORED, _ORIGINAL = "restored", "already with the original mask"
-_LEFT = "already on CPUs"
-_REFUSED, _ENDED = "refused by the kernel", "ended meanwhile"
-#: Of threads whose original masks are not known.
-_FREED = "with an original mask that is not known, now on all CPUs that the cgroup allows"
-_FREE = "with an original mask that is not known, already on all CPUs that the cgroup allows"
+#: What became of a thread's mask, by the keys of the document's `counts`.
+_RESULTS = {
+    "restored": "restored", "already_original": "already with the original mask",
+    "unknown": "with an original mask that is not known, now on all CPUs that the cgroup allows",
+    "already_free": "with an original mask that is not known, already on all CPUs that the cgroup allows",
+    "refused": "refused by the kernel", "gone": "ended meanwhile"}
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -172,7 +171,7 @@ def print_restored(args: argparse.Namespace, outcome: Document,
         return finish(args, outcome, "")
     changed = [operation for operation in outcome["operations"] if operation["outcome"] == "refused"
                or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
-    counts = _counted(outcome["operations"])
+    counts = _counted(outcome)
     of_features = outcome.get("of_features", ())
     code = finish(args, {**outcome, "operations": changed},
                   f"{'no mask of a thread' if of_features else 'nothing'} to restore: {counts or _NO_RECORD}", names)
@@ -184,22 +183,14 @@ def print_restored(args: argparse.Namespace, outcome: Document,
     return code
 
 
-def _counted(operations: Sequence[Document]) -> str:
+def _counted(outcome: Document) -> str:
     """The numbers of threads by what became of their masks, as text; "" without any."""
-    counts = Counter(map(_result, operations))
-    order = [_RESTORED, _ORIGINAL, *sorted(text for text in counts if text.startswith(_LEFT)), _FREED, _FREE, _REFUSED,
-             _ENDED]
-    return "; ".join(f"{number_of(counts[text], 'thread')} {text}" for text in order if counts[text])
-
-
-def _result(operation: Document) -> str:
-    """Describe the result for one thread."""
-    unknown, same = operation.get("original") == "unknown", operation["got"] == operation["was"]
-    if operation["outcome"] in ("refused", "gone"):
-        return _REFUSED if operation["outcome"] == "refused" else _ENDED
-    if unknown:
-        return _FREE if same else _FREED
-    if same and operation["outcome"] == "trimmed":
-        return (f"{_LEFT} {operation['got']}: the cpuset cgroup, or what is online, leaves no others of the original "
-                f"mask {operation['cpus']}")
-    return _ORIGINAL if same else _RESTORED
+    left = Counter(f"already on CPUs {operation['got']}: the cpuset cgroup, or what is online, leaves no others of "
+                   f"the original mask {operation['cpus']}" for operation in outcome["operations"]
+                   if operation["outcome"] == "trimmed" and operation["got"] == operation["was"]
+                   and operation["original"] == "known")
+    counts = outcome["counts"]
+    texts = [(_RESULTS[key], counts[key]) for key in ("restored", "already_original")]
+    texts += sorted(left.items())
+    texts += [(_RESULTS[key], counts[key]) for key in ("unknown", "already_free", "refused", "gone")]
+    return "; ".join(f"{number_of(count, 'thread')} {text}" for text, count in texts if count)

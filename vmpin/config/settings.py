@@ -235,7 +235,7 @@ _OF_CORE: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "
                                   "watch": WatchSettings, "drift": DriftSettings,
                                   "guest": GuestSettings, "log": LogSettings}
 _OF_FEATURES: dict[str, type[Any]] = {
-    name: feature.loaded(place) for feature in features() for name, place in feature.sections.items()}
+    name: feature.loaded(place, type) for feature in features() for name, place in feature.sections.items()}
 SECTIONS = _OF_CORE | _OF_FEATURES
 _PLACES = [(section, name) for section, fields in SECTIONS.items() for name in fields._fields]
 #: Every key, in the order of `vmpin config`.

@@ -9,18 +9,18 @@ JITTER = 0.25
 
 
 class Backoff:
-    """Pauses between attempts at one peer: each is twice as long as the one before, varied by the fraction `jitter`.
+    """Pauses between attempts at one peer: each is twice as long as the one before, varied by the fraction JITTER.
     :param first: the first pause in seconds. :param last: the longest pause in seconds."""
 
-    def __init__(self, first: float, last: float, jitter: float = JITTER) -> None:
-        self._first, self._last, self._jitter = first, last, jitter
+    def __init__(self, first: float, last: float) -> None:
+        self._first, self._last = first, last
         self._attempt = 0  #: The number of failed ones.
 
     def pause(self) -> float:
         """Count one failed attempt. :returns: how long to wait before the next one, in seconds."""
         seconds = min(self._first * 2.0 ** min(self._attempt, 64), self._last)
         self._attempt += 1
-        return mirrored(seconds * random.uniform(1 - self._jitter, 1 + self._jitter), self._last)
+        return mirrored(seconds * random.uniform(1 - JITTER, 1 + JITTER), self._last)
 
     def reset(self) -> None:
         """Start again with the first pause, after a connection that lasted."""

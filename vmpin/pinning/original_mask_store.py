@@ -139,14 +139,13 @@ class OriginalMaskStore:
 
     # Restoring
 
-    def restore(self, sandbox: SandboxId, threads: Callable[[], Threads], topology: Topology,
-                listings: int = LISTINGS) -> list[Result]:
+    def restore(self, sandbox: SandboxId, threads: Callable[[], Threads], topology: Topology) -> list[Result]:
         """Restore the original masks of a sandbox's threads, and forget them unless one was refused.
         :param threads: lists the current threads, each with its process. It is called until there are no new threads:
             a thread created meanwhile may have inherited a mask that was not restored yet."""
         results: list[Result] = []
         seen, retried = set[ThreadId](), set[ThreadId]()
-        for turn in range(listings):
+        for turn in range(LISTINGS):
             listed = list(threads())
             before = self.masks.get(sandbox, OriginalMasks())
             masks = self._with_unknown(before, listed)

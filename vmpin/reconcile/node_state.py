@@ -126,7 +126,7 @@ class NodeState:
         """The processes whose pids the runtime has reported."""
         from vmpin.sources.nri.processes import NriProcesses
 
-        return NriProcesses(self.proc, later=True)
+        return NriProcesses(self.proc)
 
     def look_up_processes(self) -> None:
         """Look up the reported processes of containers that no event needed."""

@@ -6,8 +6,8 @@ VM that was never started (-S), because KVM learns the thread of a vCPU at its f
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from time import monotonic
+from collections.abc import Collection, Iterable, Mapping
+from time import monotonic, sleep
 
 from vmpin.bounded import MAX_FD, MAX_PID, parse_whole
 from vmpin.host.procfs import Procfs, read_file
@@ -66,8 +66,7 @@ def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
     return fds_by_tid, running
 
 
-def in_kvm_run_later(procfs: Procfs, pid: int, tids: Collection[int], fds: Mapping[int, int],
-                     sleep: Callable[[float], None]) -> dict[int, int]:
+def in_kvm_run_later(procfs: Procfs, pid: int, tids: Collection[int], fds: Mapping[int, int]) -> dict[int, int]:
     """Sample threads that were on a CPU a few more times within 10 ms. :returns: as the first of `in_kvm_run`."""
     indices: dict[int, int] = {}
     deadline = monotonic() + _BUDGET

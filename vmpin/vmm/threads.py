@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -78,11 +77,10 @@ class Identified(NamedTuple):
     complete: bool
 
 
-def identify(vm: Vm, procfs: Procfs, debugfs: str = "/sys/kernel/debug",
-             sleep: Callable[[float], None] = time.sleep) -> Identified:
+def identify(vm: Vm, procfs: Procfs, debugfs: str = "/sys/kernel/debug") -> Identified:
     """Identify the threads of a VM's VMM that were read last: from what was identified earlier, as far as it is about
     these threads, and from QEMU's answer about them (`Vm.qmp`), if there is one."""
-    threads = _Identification(vm, procfs, debugfs, sleep)
+    threads = _Identification(vm, procfs, debugfs)
     found_by = "none"
     if threads.accept({thread.tid: vcpu for thread, vcpu in vm.vcpu_threads.items() if vm.vmm.has(thread)}):
         found_by = "learned"
@@ -116,9 +114,9 @@ def wants_qmp(vmm: VmmType, argv: Sequence[str], vcpus_identified: bool, iothrea
 class _Identification:
     """The identification of one VMM's threads: the inputs, and the results so far."""
 
-    def __init__(self, vm: Vm, procfs: Procfs, debugfs: str, sleep: Callable[[float], None]) -> None:
+    def __init__(self, vm: Vm, procfs: Procfs, debugfs: str) -> None:
         self.pid, self.argv, self.stats, self.procfs = vm.vmm.pid, vm.vmm.argv, vm.vmm.stats, procfs
-        self.debugfs, self.sleep, self.qmp = debugfs, sleep, vm.qmp
+        self.debugfs, self.qmp = debugfs, vm.qmp
         self.vmm, self.start = vm.type, vm.type.start(tuple(vm.vmm.argv))
         #: All threads by name; EMULATOR unless the name has another role.
         self.roles: dict[int, Role] = {}
@@ -225,7 +223,7 @@ class _Identification:
     def by_kvm_run_again(self) -> Mapping[int, VcpuId]:
         waiting = [tid for tid in self.running if tid not in self.vcpus]
         from vmpin.vmm import kvm
-        return self.by_index(kvm.in_kvm_run_later(self.procfs, self.pid, waiting, self.fds, self.sleep))
+        return self.by_index(kvm.in_kvm_run_later(self.procfs, self.pid, waiting, self.fds))
 
     def without_ended(self) -> Mapping[int, VcpuId]:
         self.gone.update(self.ended)

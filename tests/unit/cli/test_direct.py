@@ -77,7 +77,8 @@ def test_a_watcher_that_does_not_answer_is_no_watcher_that_is_not_there(tmp_path
     assert control_client.ask_raw(config, {"op": "about"}) is None
 
 
-def test_an_answer_that_drips_is_given_up(tmp_path: Path) -> None:
+def test_an_answer_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "WHOLE", 0.2)
     config = settings.load(None, {}, {"paths.run": str(tmp_path)})
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(config.paths.control_socket))
@@ -92,7 +93,7 @@ def test_an_answer_that_drips_is_given_up(tmp_path: Path) -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         with pytest.raises(WatcherError, match="has not ended in time"):
-            control_client.ask_raw(config, {"op": "about"}, whole=0.2)
+            control_client.ask_raw(config, {"op": "about"})
         thread.join()
 
 

@@ -15,12 +15,17 @@ from newcomers import Machine, mask, sandbox
 from vmpin.cli.main import main
 from vmpin.cli.repin import finish
 from vmpin.cli.unpin import print_restored
-from vmpin.domain.model import SandboxId
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.errors import LockHeldError
 from vmpin.feature import Feature
 from vmpin.host.lock import Lock
+from vmpin.pinning.apply import Outcome, Result
+from vmpin.pinning.original_mask_store import FreeThread
+from vmpin.pinning.plan import SetAffinity
 from vmpin.reconcile import one_pass, teardown
 from vmpin.reconcile.view import NodeView
+from vmpin.status.collector import unpinned
 
 pytest_plugins = ["given_unit"]
 
@@ -139,48 +144,51 @@ def test_a_directory_in_the_place_of_a_file_stays_and_is_named_and_the_rest_is_r
     assert [path.name for path in run.iterdir()] == [name]
 
 
-def operation(what: str, **more: str) -> dict[str, object]:
-    return {"sandbox": "pod-a", "what": what, "was": "0", "got": "0-1", "outcome": "done", "why": "", **more}
+def restored(name: str, was: str = "0", got: str = "0-1", cpus: str = "0-1", outcome: Outcome = Outcome.DONE,
+             known: bool = True, pod: str = "pod-a", why: str = "") -> Result:
+    """The result for a thread of this name. :param cpus: its original mask."""
+    operation = (SetAffinity if known else FreeThread)(
+        SandboxId(pod), VmThread(ThreadId(7, 1), ThreadRole.EMULATOR, name, 7), CpuSet.parse(cpus), CpuSet.parse(was))
+    return Result(operation, outcome, CpuSet.parse(got), why)
 
 
 def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = {"operations": [operation("one"), operation("two", got="0"), operation("three", outcome="gone"),
-                            operation("four", got="0", outcome="refused", why="no"),
-                            operation("five", outcome="trimmed", got="1")], "guests": {}, "kept": []}
+    outcome = unpinned([restored("one"), restored("two", got="0"), restored("three", outcome=Outcome.GONE),
+                        restored("four", got="0", outcome=Outcome.REFUSED, why="no"),
+                        restored("five", outcome=Outcome.TRIMMED, got="1")], [])
     assert print_restored(argparse.Namespace(output="text"), outcome) == 1
     assert capsys.readouterr().out == (
-        "sandbox pod-a:\n  one\n  four: no\n  five: the cpuset cgroup leaves 1\n1 sandbox: "
+        "sandbox pod-a:\n  set emulator (thread 7, one) to CPUs 0-1, was 0\n"
+        "  set emulator (thread 7, four) to CPUs 0-1, was 0: no\n"
+        "  set emulator (thread 7, five) to CPUs 0-1, was 0: the cpuset cgroup leaves 1\n1 sandbox: "
         "2 threads restored; 1 thread already with the original "
         "mask; 1 thread refused by the kernel; 1 thread ended meanwhile\n")
-    outcome["operations"] = [operation("two", got="0")]
+    outcome = unpinned([restored("two", got="0")], [])
     assert print_restored(argparse.Namespace(output="text"), outcome) == 0
     assert capsys.readouterr().out == "nothing to restore: 1 thread already with the original mask\n"
     assert print_restored(argparse.Namespace(output="json"), outcome) == 0
     assert json.loads(capsys.readouterr().out) == outcome
-    assert print_restored(argparse.Namespace(output="text"), outcome | {"operations": []}) == 0
+    assert print_restored(argparse.Namespace(output="text"), unpinned([], [])) == 0
     assert capsys.readouterr().out == "nothing to restore: no mask set by vmpin is on record\n"
 
 
 def test_threads_are_counted_by_what_became_of_their_masks(capsys: pytest.CaptureFixture[str]) -> None:
-    unknown = {"original": "unknown"}
-    outcome = {"operations": [operation("one"), operation("two", got="0") | {"original": "known"},
-                            operation("three") | unknown, operation("four") | unknown,
-                            operation("five", got="0") | unknown], "counts": {}, "guests": {}, "kept": []}
+    outcome = unpinned([restored("one"), restored("two", got="0"), restored("three", known=False),
+                        restored("four", known=False), restored("five", got="0", known=False)], [])
     assert print_restored(argparse.Namespace(output="text"), outcome) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "sandbox pod-a:", "  one", "  three", "  four",
+    assert capsys.readouterr().out.splitlines()[-1] == (
         "1 sandbox: 1 thread restored; 1 thread already with the original mask; "
         "2 threads with an original mask that is not "
         "known, now on all CPUs that the cgroup allows; 1 thread with an original mask that is not known, already on "
-        "all CPUs that the cgroup allows"]
+        "all CPUs that the cgroup allows")
 
 
 def test_a_thread_whose_cgroup_leaves_less_is_not_said_to_have_its_original_mask(
         capsys: pytest.CaptureFixture[str]) -> None:
     """Original 0-7, and its cgroup has 4-5: nothing is to be set, and it runs on 4-5."""
-    left = operation("one", was="4-5", got="4-5", cpus="0-7", outcome="trimmed") | {"original": "known"}
-    outcome = {"operations": [left, left | {"sandbox": "pod-b"}, left | {"was": "6", "got": "6"},
-                            operation("two", got="0") | {"original": "known"}], "guests": {}, "kept": []}
+    outcome = unpinned([*(restored("one", cpus="0-7", was=left, got=left, outcome=Outcome.TRIMMED, pod=pod)
+                          for left, pod in (("4-5", "pod-a"), ("4-5", "pod-b"), ("6", "pod-a"))),
+                        restored("two", got="0")], [])
     assert print_restored(argparse.Namespace(output="text"), outcome) == 0
     assert capsys.readouterr().out == (
         "nothing to restore: 1 thread already with the original mask; 2 threads already on CPUs 4-5: the cpuset "

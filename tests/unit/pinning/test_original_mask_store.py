@@ -21,7 +21,8 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.lock import Lock, note_use, of_another
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.pinning.original_mask_store import LISTINGS, FreeThread, OriginalMaskStore
+from vmpin.pinning import original_mask_store
+from vmpin.pinning.original_mask_store import FreeThread, OriginalMaskStore
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.collector import unpinned
@@ -84,8 +85,8 @@ class Pool:
             assert self.workers[-1].mask() == self.here
         return found
 
-    def restore(self, listings: int = LISTINGS) -> None:
-        self.originals.restore(A, self.listing, Sysfs().topology(), listings)
+    def restore(self) -> None:
+        self.originals.restore(A, self.listing, Sysfs().topology())
 
     def masks(self) -> set[CpuSet]:
         return {worker.mask() for worker in self.workers}
@@ -107,9 +108,11 @@ def test_threads_created_during_the_restoration_are_restored_too(pool: Pool) -> 
     assert A not in pool.originals.masks
 
 
-def test_original_masks_are_kept_while_new_threads_appear_without_end(pool: Pool) -> None:
+def test_original_masks_are_kept_while_new_threads_appear_without_end(
+        pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool.to_come = 4
-    pool.restore(listings=3)
+    monkeypatch.setattr(original_mask_store, "LISTINGS", 3)
+    pool.restore()
     assert pool.masks() == {pool.here, pool.had}
     assert A in pool.originals.masks
     pool.to_come = 0

@@ -46,7 +46,7 @@ CHECKS = (
 
 def all_checks() -> tuple[Check, ...]:
     """The checks of every node, then those of other features."""
-    return tuple(check for feature in features() if feature.checks for check in feature.loaded(feature.checks))
+    return tuple(check for feature in features() if feature.checks for check in feature.loaded(feature.checks, tuple))
 
 
 def examine(facts: NodeFacts, only: Iterable[str] = ()) -> list[Finding]:

@@ -18,10 +18,10 @@ _NONE = 0, PidOwner()
 
 
 class NriProcesses:
-    """:param later: whether processes may be left to `postponed`, which is then called at each resync."""
+    """`postponed` is to be called at each resync."""
 
-    def __init__(self, proc: Procfs, later: bool = False) -> None:
-        self._proc, self._later = proc, later
+    def __init__(self, proc: Procfs) -> None:
+        self._proc = proc
         #: The pid of each pod, and the process: its VMM, or another one, such as runc's pause process.
         self._pods: dict[SandboxId, tuple[int, PidOwner]] = {}
         #: The processes that were not looked up yet: pod, pid, and when it was reported (CLOCK_BOOTTIME ns).
@@ -59,7 +59,7 @@ class NriProcesses:
         record = sandbox and sandbox.containers.get(container.id)
         if record is not None and record.init is not None and record.init.tid == container.pid:
             return record.init  # no container is started twice
-        if self._later and pid and container.cpus is None:
+        if pid and container.cpus is None:
             self._postponed[container.id] = container.pod, container.pid, time_ns
             return None
         return owner_of(container.pid, self._proc, container.pod).init

@@ -36,7 +36,7 @@ class Node:
     """A state that events change, with the processes of a watcher."""
 
     def __init__(self) -> None:
-        self.state, self.processes = DesiredState(), NriProcesses(PROC, later=True)
+        self.state, self.processes = DesiredState(), NriProcesses(PROC)
 
     def take(self, event: NriEvent) -> None:
         self._apply(events_of(event, self.state, self.processes, ""))

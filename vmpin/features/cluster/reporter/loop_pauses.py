@@ -20,11 +20,10 @@ MAX_DELAY = 300.0
 
 
 class Pauses:
-    """The pauses of one loop. :param stopping: ends each pause. :param enough: as LASTED."""
+    """The pauses of one loop. :param stopping: ends each pause."""
 
-    def __init__(self, stopping: threading.Event, first: float = FIRST, longest: float = LONGEST,
-                 enough: float = LASTED) -> None:
-        self._stopping, self._enough = stopping, enough
+    def __init__(self, stopping: threading.Event, first: float = FIRST, longest: float = LONGEST) -> None:
+        self._stopping = stopping
         self._backoff = Backoff(first, longest)
 
     def after(self, err: VmpinError, level: int = logging.WARNING) -> None:
@@ -35,7 +34,7 @@ class Pauses:
 
     def lasted(self, seconds: float) -> None:
         """Begin with the first pause again if a connection lasted long enough."""
-        if seconds >= self._enough:
+        if seconds >= LASTED:
             self.reset()
 
     def reset(self) -> None:
