@@ -63,7 +63,7 @@ class DriftEvidence:
         #: The rivals of each VMM, derived from `_daemons`.
         self._rivals: dict[ThreadId, tuple[Rival, ...]] = {}
 
-    def written(self, sandbox: SandboxId) -> None:
+    def record_write(self, sandbox: SandboxId) -> None:
         """Record that the cpuset of the VMM's cgroup was written."""
         self._written.add(sandbox)
 

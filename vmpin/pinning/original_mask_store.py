@@ -166,7 +166,8 @@ class OriginalMaskStore:
             if turn and not any(self._changes(operation, topology) for operation in operations):
                 break
         else:
-            logger.warning("not all masks restored sandbox=%s: it creates threads faster; unpin it again", sandbox)
+            logger.warning("not all masks restored sandbox=%s: it creates threads faster than they are restored; "
+                           "unpin it again", sandbox)
             return results
         if not any(result.outcome is Outcome.REFUSED for result in results):
             restored = self.masks.pop(sandbox).processes

@@ -70,12 +70,12 @@ class CpusetFiles:
         for sandbox, record, init in node_state.state.with_processes():
             if init in of_processes:
                 before = node_state.state
-                node_state.apply_events(node_state.sources.cgroup(sandbox, record, init))
+                node_state.apply_events(node_state.sources.cgroup_events(sandbox, record, init))
                 if node_state.state is not before:
                     touched.add(sandbox)
         for vm in node_state.vms.values():
             if vm.vmm.id in of_processes:
                 touched.add(vm.sandbox)
-                node_state.drift_evidence.written(vm.sandbox)
+                node_state.drift_evidence.record_write(vm.sandbox)
                 node_state.pinner.recheck(vm.sandbox)
         return received("files", touched)

@@ -173,7 +173,7 @@ class NodeState:
         """Read the cgroups of some containers, and apply their CPUs to the state."""
         for sandbox, record, init in self.state.with_processes():
             if record.container.id in containers:
-                self.apply_events(self.sources.cgroup(sandbox, record, init))
+                self.apply_events(self.sources.cgroup_events(sandbox, record, init))
 
     def begin_watching(self) -> None:
         """Note that this process goes on watching, and connects to the runtime (`watch.nri`)."""

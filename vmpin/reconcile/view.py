@@ -144,7 +144,7 @@ class NodeView:
 
     @property
     def rivals(self) -> Sequence[AuthorityRival]:
-        """Two that have decided on the same CPUs for some resyncs."""
+        """The pairs of authorities that have decided on the same CPUs for some resyncs."""
         return self._node_state.authority_rivals.lasting
 
     def checkpoint_doubt(self) -> str:
@@ -215,15 +215,15 @@ class NodeView:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
         by_handler = {sandbox.id for sandbox in self.sandboxes.values() if named_for_kata(sandbox.handler)}
         with_shims = self._node_state.inventory.process_table.sandboxes_with_helpers(ThreadRole.SHIM)
-        return self.vms.keys() | self._node_state.sources.sandboxes.keys() | with_shims | by_handler
+        return self.vms.keys() | self._node_state.sources.kata_sandboxes.keys() | with_shims | by_handler
 
     def kata(self, sandbox: SandboxId) -> KataSandbox | None:
         """Kata's own state of a sandbox, None without one."""
-        return self._node_state.sources.sandboxes.get(sandbox)
+        return self._node_state.sources.kata_sandboxes.get(sandbox)
 
     def has_vm(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox's VMM runs, or Kata has state of it. Any thread may call it."""
-        return sandbox in self.vms or sandbox in self._node_state.sources.sandboxes
+        return sandbox in self.vms or sandbox in self._node_state.sources.kata_sandboxes
 
     def has_ended(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox has ended that the runtime still lists: over NRI it reports no live container of it, and

@@ -51,7 +51,8 @@ class DiskSources:
         self.nri = False
         #: The online CPUs; EMPTY until the reconciler has set them.
         self.online: CpuSet = EMPTY
-        self.sandboxes: dict[SandboxId, KataSandbox] = {}
+        #: The sandboxes in Kata's state, as read last.
+        self.kata_sandboxes: dict[SandboxId, KataSandbox] = {}
         #: Each sandbox's file and state at the last comparison.
         self._compared: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
         #: When each sandbox's file got its current contents (CLOCK_BOOTTIME ns), and when files were read before that.
@@ -69,20 +70,20 @@ class DiskSources:
     def read(self) -> None:
         """Read Kata's state again."""
         self._read_before, self._read_last = self._read_last, boottime.now()
-        self.sandboxes = self.kata.sandboxes()
+        self.kata_sandboxes = self.kata.sandboxes()
 
     def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
         """The events that update `state` to the files. :param with_vm: the sandboxes whose VM runs."""
         now = boottime.now()
         events: list[Event] = []
         compared, self._compared = self._compared, {}
-        for kata in self.sandboxes.values():
+        for kata in self.kata_sandboxes.values():
             sandbox = state.sandboxes.get(kata.id)
             kata_before, sandbox_before = compared.get(kata.id, (None, None))
             if kata_before is not kata or sandbox_before is not sandbox:
                 events += _kata_events(kata, sandbox, self._written_at(kata), now)
             self._compared[kata.id] = (kata, sandbox)
-        for gone in self._written.keys() - self.sandboxes.keys():
+        for gone in self._written.keys() - self.kata_sandboxes.keys():
             del self._written[gone]
         self._cgroups_before, self._cgroups_read = self._cgroups_read, {}
         self._comparisons += 1
@@ -97,12 +98,12 @@ class DiskSources:
 
     def lists_containers(self, sandbox: SandboxId) -> bool:
         """Whether a file of Kata's lists a sandbox's containers."""
-        kata = self.sandboxes.get(sandbox)
+        kata = self.kata_sandboxes.get(sandbox)
         return kata is not None and kata.containers is not None
 
     def pins_vcpus(self, sandbox: SandboxId) -> bool:
         """Whether Kata also sets the masks of a sandbox's vCPUs (enable_vcpus_pinning)."""
-        kata = self.sandboxes.get(sandbox)
+        kata = self.kata_sandboxes.get(sandbox)
         return kata is not None and kata.pins_vcpus
 
     def _written_at(self, kata: KataSandbox) -> int:
@@ -118,14 +119,14 @@ class DiskSources:
         """The process that runtimes and hooks report as each sandbox's VMM."""
         claims = {sandbox.id: VmmClaim(sandbox.vmm.tid, identity=sandbox.vmm)
                   for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
-        for kata in self.sandboxes.values():
+        for kata in self.kata_sandboxes.values():
             if kata.vmm_pid:
                 claims[kata.id] = named(VmmClaim, (kata.vmm_pid, kata.uuid, None, kata.hypervisor))
         return claims
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:
         """The ends of a sandbox's containers, the cpusets of their cgroups, and the end of the sandbox."""
-        alive = sandbox.id in with_vm or sandbox.id in self.sandboxes
+        alive = sandbox.id in with_vm or sandbox.id in self.kata_sandboxes
         latest = 0
         for record in sandbox.containers.values():
             latest = max(latest, record.time)
@@ -139,7 +140,7 @@ class DiskSources:
                 continue
             alive = alive or record.init is not None or bool(record.bundle) or record.reported_by(Source.NRI)
             if record.init is not None:
-                yield from self.cgroup(sandbox.id, record, record.init)
+                yield from self.cgroup_events(sandbox.id, record, record.init)
         if not alive and latest < now - FORGET_AFTER_NS:
             yield SandboxGone(sandbox.id)
 
@@ -175,8 +176,9 @@ class DiskSources:
             before if before.reported is reported else before._replace(reported=reported))
         return True
 
-    def cgroup(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
-        """The cpuset in the cgroup of a container's first process, if that cgroup is the container's own."""
+    def cgroup_events(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
+        """Read the cpuset in the cgroup of a container's first process. No event if that cgroup is as at the last
+        comparison, or not the container's own."""
         reported, container = self.reports_writes(init), record.container
         cgroup = self.cgroups.container_cpuset(init.tid, container.id)
         before = self._cgroups_read.get(container.id) or self._cgroups_before.get(container.id)

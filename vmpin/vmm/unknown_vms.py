@@ -1,5 +1,5 @@
-"""Processes that run a VM of KVM, and that are no VMM that vmpin knows. No pass looks for them: that takes a look at
-each descriptor of the node."""
+"""Processes that run a VM of KVM, and that are no VMM that vmpin knows. No pass looks for them, because the
+descriptors of many processes have to be read for that."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_mask_that_another_program_narrowed_is_repaired_and_no_cgroup_is_the_c
     evidence.cgroups = in_cgroups(tmp_path, vm, a=both)
     for remembers in (True, False):
         evidence.remembers = remembers
-        evidence.written(vm.sandbox)
+        evidence.record_write(vm.sandbox)
         node.move(vm, node.here)
         (seen,) = threads_of(node.reconciler.view, vm)
         assert (seen.ok, seen.less) == (False, False)
@@ -101,7 +101,7 @@ def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spin
     change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, everywhere, node.here): 1}
     evidence.remembers = False
     evidence.cgroups = in_cgroups(tmp_path, vm, a=everywhere)
-    evidence.written(vm.sandbox)
+    evidence.record_write(vm.sandbox)
     assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.CPUSET]
     evidence.forget_evidence(node.here | node.there, [vm])
     assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.UNKNOWN]

@@ -114,7 +114,7 @@ def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, onl
     disk = sources(tmp_path)
     disk.online = CpuSet.parse(online)
     known = ContainerRecord(Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1)
-    (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
+    (event,) = disk.cgroup_events(SANDBOX, known, ThreadId(7, 1))
     assert isinstance(event, CpusetSeen)
     assert (str(event.cpuset), event.source) == (cpus, Source.CGROUP)
 
@@ -144,7 +144,7 @@ def test_a_first_process_may_be_in_a_cgroup_below_its_containers(
     disk.online = CpuSet.parse("0-7")
     for cpuset in None, CpuSet.parse("4-6"):  # another plugin has given it a cpuset, or another one, since
         known = ContainerRecord(Container(WEB, "web", cpuset), Source.NRI, 1)
-        (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
+        (event,) = disk.cgroup_events(SANDBOX, known, ThreadId(7, 1))
         assert isinstance(event, CpusetSeen)
         assert str(event.cpuset) == "4-5"
 
@@ -232,4 +232,4 @@ def test_a_cgroup_named_after_another_says_nothing_of_a_container_that_the_runti
         proc/7/task/7/cgroup = 0::/vms/other
     """)
     known = ContainerRecord(Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1)
-    assert list(sources(tmp_path).cgroup(SANDBOX, known, ThreadId(7, 1))) == []
+    assert list(sources(tmp_path).cgroup_events(SANDBOX, known, ThreadId(7, 1))) == []

@@ -1,5 +1,5 @@
-"""One connection to a container runtime's NRI, from the plugin's registration to its end: bytes in, answers and events
-out: the answer to a call at once, its event for later. Every call is answered, even if handling it fails.
+"""One connection to a container runtime's NRI, from the plugin's registration to its end. It takes bytes, and returns
+the answer to a call at once, its event for later. Every call is answered, even if handling it fails.
 
 Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 """
