@@ -4,6 +4,7 @@ but the declared errors."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from vmpin.features.allocator.texts.annotation_values import AnnotationError
 from vmpin.features.allocator.texts.grant_data import grant_to_data, read_annotation
 from vmpin.host import boottime
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.reconcile.state_file import sealed
+from vmpin.reconcile.state_file import MAX_BYTES, sealed
 from vmpin.reconcile.state_format import dumps
 
 pytest_plugins = ["given_unit"]
@@ -119,3 +120,23 @@ def test_the_message_about_a_grants_annotation_is_short(document: dict[str, obje
         read_annotation(json.dumps({"v": 1, "policy": "exclusive", **document}))
     assert len(str(failed.value)) < 300
     assert str(failed.value).isprintable()
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_text('{"crc32":1,"body":{}}')
+    assert LedgerFile(path, "boot").load() is None
+    assert (tmp_path / "ledger.json.bad").exists()
+    assert "the checksum is wrong: set aside as ledger.json.bad" in caplog.text
+
+
+def test_a_file_that_is_no_file_or_too_large_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, aside = tmp_path / "ledger.json", tmp_path / "ledger.json.bad"
+    path.touch()
+    os.truncate(path, MAX_BYTES + 1)  # without a block of the disk
+    assert LedgerFile(path, "boot").load() is None
+    assert (path.exists(), aside.stat().st_size) == (False, MAX_BYTES + 1)
+    assert f"is larger than {MAX_BYTES} bytes: set aside" in caplog.text
+    path.symlink_to("/etc/hostname")
+    assert LedgerFile(path, "boot").load() is None
+    assert aside.is_symlink()

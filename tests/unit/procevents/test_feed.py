@@ -3,147 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import logging
 import os
-import secrets
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
-from need import lacking, need_root
+from events_feed import PREFIX, Received, Scripter, running, until, vmm
 from system_calls import system_calls
 
-from vmpin.config import loading
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import SandboxId
-from vmpin.host.proc_connector import ProcConnector
-from vmpin.host.procfs import Procfs, Stat
 from vmpin.procevents import feed
-from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
-from vmpin.reconcile.reconciler import Reconciler
-from vmpin.wire.proc_events import KTHREADD, Event, Exec, Fork
+from vmpin.wire.proc_events import Event, Exec
 
 pytestmark = pytest.mark.root
+pytest_plugins = ["given_feed"]
 
 #: A thousand names in one process.
 RENAMES = "i=0; while [ $i -lt 1000 ]; do echo n$i >/proc/$$/comm; i=$((i + 1)); done"
 #: A thousand threads in another.
 THREADS = f"{sys.executable} -S -c 'import threading\nfor _ in range(1000): threading.Thread(target=int).start()'"
 
-PREFIX = f"f{secrets.token_hex(5)}-"
-
-
-class Received:
-    """What the feed calls, and what it is made with."""
-
-    def __init__(self, path: Path) -> None:
-        (path / "run").mkdir()
-        paths = {f"paths.{key}": str(path / key) for key in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
-        self.reconciler = Reconciler(loading.load(None, {}, {**paths, "watch.only": f"{PREFIX}*"}))
-        self.follow_ups: list[FollowUp] = []
-        self.since: list[float] = []
-        self.lost = 0
-        self.fails = False
-        self._begun = time.perf_counter()
-        #: Seconds that pass each time the clock is read.
-        self.step = 0.0
-        self._now = 0.0
-        self.make()
-
-    def make(self, timeouts: Timeouts = TIMEOUTS, placer: NewbornPlacer | None = None,
-             connect: Callable[[Procfs], ProcConnector] = ProcConnector) -> None:
-        self.feed = ProcEventsFeed(self.reconciler, self._take, self._lose, placer=placer, connect=connect,
-                                   timeouts=timeouts, clock=self._clock)
-
-    def _clock(self) -> float:
-        self._now += self.step
-        return self._now
-
-    def _take(self, follow_up: FollowUp, since: float) -> None:
-        assert self._begun <= since <= time.perf_counter()  # of that clock
-        self.since.append(since)
-        if self.fails:
-            raise OSError(24, "Too many open files")
-        self.follow_ups.append(follow_up)
-
-    def _lose(self) -> None:
-        self.lost += 1
-
-    @property
-    def overruns(self) -> int:
-        """In a storm of others the kernel may drop events."""
-        return self.reconciler.node_state.counters.overruns
-
-
-class Scripted(ProcConnector):
-    """A connector that gives some events of the test's own before the kernel's. `reads`: how often it was read."""
-
-    reads = 0
-    events: Sequence[Event] = ()
-
-    def read(self, most: int = 512) -> tuple[list[Event], bool]:
-        self.reads += 1
-        found, lost = super().read(most)
-        mine, self.events = self.events, ()
-        return [*mine, *found], lost
-
-
-class Scripter:
-    """Opens such connectors, and keeps the last one."""
-
-    def __init__(self, *events: Event) -> None:
-        self.events = events
-        self.made: Scripted | None = None
-
-    def __call__(self, proc: Procfs) -> Scripted:
-        self.made = Scripted(proc)
-        self.made.events = self.events
-        return self.made
-
-
-@pytest.fixture
-def received(tmp_path: Path) -> Received:
-    need_root()
-    return Received(tmp_path)
-
-
-@contextlib.asynccontextmanager
-async def running(received: Received) -> AsyncIterator[None]:
-    task = asyncio.create_task(received.feed.run())
-    await until(lambda: received.feed.source_health().up or "not reported" in str(received.feed.data()["state"]))
-    if not received.feed.source_health().up:
-        lacking(f"needs the kernel's proc connector: {received.feed.data()['state']}")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
 def sh(script: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["/bin/sh", "-c", script])
-
-
-def vmm(name: str) -> subprocess.Popen[bytes]:
-    """A VMM that names its thread as a vCPU for the first line, and ends at the second."""
-    script = "read line && echo 'CPU 0/KVM' >/proc/$$/comm && read line"
-    return subprocess.Popen(["qemu-system-x86_64", "-c", script, "-name", f"sandbox-{PREFIX}{name}"],
-                            executable="/bin/sh", stdin=subprocess.PIPE)
 
 
 async def test_a_new_vmm_is_reported_and_older_processes_are_read_by_a_full_pass(received: Received) -> None:
@@ -335,26 +223,6 @@ async def test_losses_again_and_again_are_one_warning(received: Received, caplog
     assert caplog.text.count("a full pass follows") == 1
 
 
-class Short(Procfs):
-    """No process can be read while it is `short` of descriptors."""
-
-    short = False
-
-    def stat(self, pid: int | str) -> Stat | None:
-        if self.short:
-            raise OSError(24, "Too many open files")
-        return super().stat(pid)
-
-
-async def test_kernel_threads_that_cannot_be_read_cause_a_full_pass(received: Received) -> None:
-    vars(received.reconciler.view)["proc"] = proc = Short()
-    received.make(connect=Scripter(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, os.getpid(), os.getpid())))
-    async with running(received):
-        proc.short = True
-        with vmm("a"):
-            await until(lambda: received.lost >= 2)
-
-
 async def test_threads_placed_ahead_are_confirmed_by_one_pass_a_moment_later(received: Received) -> None:
     one, two = SandboxId(f"{PREFIX}a"), SandboxId(f"{PREFIX}b")
     soon = [{one}, {two, one}]
@@ -377,106 +245,3 @@ async def test_threads_placed_ahead_are_confirmed_by_one_pass_a_moment_later(rec
     asked = len(received.follow_ups)
     await asyncio.sleep(1.1)  # it has stopped
     assert len(received.follow_ups) == asked
-
-
-async def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
-        received: Received, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(received):
-        pass  # it is skipped where there is no connector
-    asked = 0
-
-    def connect(proc: Procfs) -> ProcConnector:
-        nonlocal asked
-        asked += 1
-        return ProcConnector(proc)
-
-    lost = received.lost
-    received.make(Timeouts(connector_retry=0.01), connect=connect)
-    (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
-    (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
-    shown = vars(received.reconciler.view)
-    real, shown["proc"] = shown["proc"], Procfs(tmp_path / "proc")
-    caplog.clear()
-    caplog.set_level(logging.WARNING)
-    task = asyncio.create_task(received.feed.run())
-    await until(lambda: asked > 3)
-    assert received.feed.data()["state"] == "not reported: it needs the machine's own pid namespace"
-    assert (received.feed.source_health().up, received.lost) == (False, lost)
-    (line,) = caplog.messages
-    assert line == ("proc connector unavailable (it needs the machine's own pid namespace): new threads are placed"
-                    " at the next resync")
-    shown["proc"] = real
-    await until(lambda: received.feed.source_health().up)
-    assert received.lost >= lost + 1  # what was born meanwhile is looked for
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-async def test_no_descriptor_is_left_open(received: Received) -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        async with running(received):
-            pass
-    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the directory's own
-
-
-async def test_a_failure_at_its_start_leaves_no_descriptor_open(received: Received) -> None:
-    async with running(received):
-        pass  # it is skipped where there is no connector
-    before = set(os.listdir("/proc/self/fd"))
-
-    def full() -> None:
-        raise OSError(28, "No space left on device")
-    failing = ProcEventsFeed(received.reconciler, received.follow_ups.append, full)  # type: ignore[arg-type]
-    for _ in range(3):
-        with pytest.raises(OSError, match="No space"):
-            await failing.run()
-    assert not failing.source_health().up
-    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the directory's own
-
-
-async def test_cancelled_while_it_connects_it_leaves_no_listener_behind(received: Received) -> None:
-    """The kernel would make events for no listener until it boots again."""
-    async with running(received):
-        pass  # it is skipped where there is no connector
-    connecting, go_on, closed = threading.Event(), threading.Event(), threading.Event()
-
-    class Slow(ProcConnector):
-        def __init__(self, proc: Procfs) -> None:
-            connecting.set()
-            assert go_on.wait(120)
-            super().__init__(proc)
-
-        def close(self) -> None:
-            super().close()
-            if not self._listening:  # nothing public shows that the kernel counts it no more
-                closed.set()
-
-    received.make(connect=Slow)
-    task = asyncio.create_task(received.feed.run())
-    await until(connecting.is_set)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert not closed.is_set()
-    go_on.set()
-    assert closed.wait(120)
-
-
-async def test_it_ends_with_an_error_when_the_connector_cannot_be_read(received: Received,
-                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: ProcConnector, most: int = 0) -> tuple[list[Event], bool]:
-        raise OSError(12, "Cannot allocate memory")
-
-    async with running(received):
-        pass
-    task = asyncio.create_task(received.feed.run())
-    await until(lambda: received.feed.source_health().up)
-    with monkeypatch.context() as patch:
-        patch.setattr(ProcConnector, "read", broken)
-        with vmm("a"), pytest.raises(OSError, match="allocate"):
-            await asyncio.wait_for(task, 120)
-    assert not received.feed.source_health().up
-    async with running(received):
-        assert received.lost >= 3
