@@ -28,7 +28,7 @@ class StateSaving:
     def prepare_again(self) -> None:
         """Create the spool's directory and the state file again, after the run directory was."""
         self._spool.prepare()
-        self._node_state.save_again()
+        self._node_state.changed = True
 
     def save_soon(self, only_if_unsaved: bool = False) -> None:
         """Have the state file written a moment later. :param only_if_unsaved: only if it lacks something that no list

@@ -15,8 +15,7 @@ from pathlib import Path
 from vmpin.named_tuple import NamedTuple
 
 #: include/uapi/linux/inotify.h
-IN_MODIFY, IN_CLOSE_WRITE, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x2, 0x8, 0x80, 0x100, 0x200
-IN_Q_OVERFLOW, IN_IGNORED, IN_ONLYDIR = 0x4000, 0x8000, 0x1000000
+IN_MODIFY, IN_MOVED_TO, IN_DELETE, IN_Q_OVERFLOW, IN_IGNORED = 0x2, 0x80, 0x200, 0x4000, 0x8000
 
 _EVENT = struct.Struct("iIII")
 #: errno for a path that cannot be watched: it does not exist, may not be watched, or there are too many watches.
@@ -25,12 +24,10 @@ _READ = 65536  #: Four thousand events without names; one with the longest name 
 
 
 class InotifyEvent(NamedTuple):
-    """An event. `wd` is the number that watch() returned, -1 if events were lost (IN_Q_OVERFLOW); `name` is the file's
-    name within a watched directory, "" for the watched path itself."""
+    """An event. `wd` is the number that watch() returned, -1 if events were lost (IN_Q_OVERFLOW)."""
 
     wd: int
     mask: int
-    name: str = ""
 
     @property
     def overflow(self) -> bool:
@@ -78,8 +75,8 @@ class Inotify:
         events, at = [], 0
         while at < len(raw):
             wd, mask, _, length = _EVENT.unpack_from(raw, at)
-            at += _EVENT.size + length
-            events.append(InotifyEvent(wd, mask, os.fsdecode(raw[at - length:at].rstrip(b"\0"))))
+            at += _EVENT.size + length  # without the file's name in a watched directory
+            events.append(InotifyEvent(wd, mask))
         return events
 
     def close(self) -> None:

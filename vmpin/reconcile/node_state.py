@@ -107,6 +107,7 @@ class NodeState:
         self.newborn_counts: defaultdict[SandboxId, NewbornCounts] = defaultdict(NewbornCounts)
         #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
         self.leaving: set[SandboxId] = set()
+        #: Whether the state file is gone, or lacks a change of the desired state or of the original masks.
         self.changed = False
         #: Whether the state file lacks reports that the runtime's next list repeats.
         self.reports_changed = False
@@ -149,10 +150,6 @@ class NodeState:
     def outdated(self) -> bool:
         """Whether the state file is out of date."""
         return self.reports_changed or self.unsaved
-
-    def save_again(self) -> None:
-        """Have the state file written again, because it is gone."""
-        self.changed = True
 
     def apply_events(self, events: Iterable[Event], listed: bool = False) -> None:
         """Apply events to the desired state; the sandboxes that they change are placed again.

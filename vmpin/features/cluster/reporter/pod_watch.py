@@ -44,7 +44,6 @@ class PodWatch:
         self._first = True
         self._had_event = False  #: Whether the last watch had an event.
         self.listed = False
-        self.lists = self.watches = 0  #: How many were begun.
 
     def pods(self) -> tuple[PodRecord, ...]:
         """The pods as of now."""
@@ -80,7 +79,6 @@ class PodWatch:
                 self._pauses.after(err)
 
     def _listed(self) -> str:
-        self.lists += 1
         try:
             # The first time the server's cache is enough: the watch begins at its version.
             items, version = self._server.pods(self._node, "0" if self._first else "")
@@ -96,7 +94,6 @@ class PodWatch:
 
     def _watched(self, version: str) -> str:
         """Take the events of one watch, and return the version of the last one."""
-        self.watches += 1
         seconds = random.randint(WATCH_SECONDS // 2, WATCH_SECONDS)
         try:
             for event in self._server.watch_pods(self._node, version, seconds, lambda: self._link.reached("pods")):
