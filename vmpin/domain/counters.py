@@ -39,42 +39,41 @@ class Histogram:
         return list(zip((*BOUNDS, float("inf")), accumulate(self.counts), strict=True))
 
 
+class Durations:
+    """The number of durations, their sum and the longest one, in seconds."""
+
+    __slots__ = ("count", "longest", "sum")
+
+    def __init__(self) -> None:
+        self.count, self.sum, self.longest = 0, 0.0, 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.sum += seconds
+        self.longest = max(self.longest, seconds)
+
+
 class NewbornCounts:
-    """Counts of one sandbox's new threads since its VMM was first seen. All times in seconds."""
+    """Counts of one sandbox's new threads since its VMM was first seen."""
 
     def __init__(self) -> None:
         #: Threads whose creation was reported by the kernel, including main threads at exec.
         self.reported = 0
         #: Those of them created within their sandbox's CPUs; and those that ended before their mask could be read.
         self.born_inside = self.ended = 0
-        #: Threads that could run outside (reported or found by a pass), and their total and longest times outside.
-        self.outside = 0
-        self.outside_sum = 0.0
-        self.outside_max = 0.0
-        #: Threads whose creation and placing are both dated, how long that took in all and at most. One that was in
-        #: place from the start counts from its creation until its mask was read.
-        self.placed = 0
-        self.placed_sum = 0.0
-        self.placed_max = 0.0
-
-    def count_outside(self, seconds: float) -> None:
-        """Count a thread that could run outside its sandbox for so many seconds."""
-        self.outside += 1
-        self.outside_sum += seconds
-        self.outside_max = max(self.outside_max, seconds)
-
-    def count_in_place(self, seconds: float) -> None:
-        """Count a thread that was in place so many seconds after its creation."""
-        self.placed += 1
-        self.placed_sum += seconds
-        self.placed_max = max(self.placed_max, seconds)
+        #: For how long threads could run outside their sandbox (reported or found by a pass); only those that could.
+        self.outside = Durations()
+        #: From a thread's creation until it was placed, where both are dated; until its mask was read, where it was in
+        #: place from the start.
+        self.placed = Durations()
 
     def data(self) -> dict[str, object]:
         """Return the counts for the status, times in milliseconds."""
-        mean = _ms(self.placed_sum / self.placed) if self.placed else None
-        return {"reported": self.reported, "inside": self.born_inside, "ended": self.ended, "outside": self.outside,
-                "outside_ms": {"sum": _ms(self.outside_sum), "max": _ms(self.outside_max)},
-                "placed": self.placed, "placed_ms": {"mean": mean, "max": _ms(self.placed_max)}}
+        outside, placed = self.outside, self.placed
+        mean = _ms(placed.sum / placed.count) if placed.count else None
+        return {"reported": self.reported, "inside": self.born_inside, "ended": self.ended, "outside": outside.count,
+                "outside_ms": {"sum": _ms(outside.sum), "max": _ms(outside.longest)},
+                "placed": placed.count, "placed_ms": {"mean": mean, "max": _ms(placed.longest)}}
 
 
 def _ms(seconds: float) -> float:

@@ -188,11 +188,11 @@ class LatencyBook:
         return False
 
     def _count_outside(self, sandbox: SandboxId, seconds: float) -> None:
-        self._counts[sandbox].count_outside(seconds)
+        self._counts[sandbox].outside.add(seconds)
         self._counters.allowed_outside.observe(seconds)
 
     def _count_in_place(self, sandbox: SandboxId, seconds: float) -> None:
-        self._counts[sandbox].count_in_place(seconds)
+        self._counts[sandbox].placed.add(seconds)
         self._counters.new_thread_latency.observe(seconds)
 
 

@@ -131,10 +131,10 @@ def test_the_account_adds_up() -> None:
     account = NewbornCounts()
     account.reported, account.born_inside, account.ended = 5, 2, 1
     assert account.data()["placed_ms"] == {"mean": None, "max": 0.0}
-    account.count_outside(0.002)
-    account.count_outside(0.0005)
-    account.count_in_place(0.001)
-    account.count_in_place(0.004)
+    account.outside.add(0.002)
+    account.outside.add(0.0005)
+    account.placed.add(0.001)
+    account.placed.add(0.004)
     assert account.data() == {"reported": 5, "inside": 2, "ended": 1, "outside": 2,
                               "outside_ms": {"sum": 2.5, "max": 2.0}, "placed": 2,
                               "placed_ms": {"mean": 2.5, "max": 4.0}}

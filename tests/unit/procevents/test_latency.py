@@ -49,10 +49,10 @@ def test_a_vcpu_that_never_gets_its_mask_is_confirmed_after_a_while(node: Spinne
     book.record(newborn(vm, born, born + 10**6, node.here), provisional=True)
     book.after_pass((), True)
     account = node.node_state.newborn_counts[vm.sandbox]
-    assert (account.placed, account.placed_max) == (1, 0.001)  # when it got what it has
+    assert (account.placed.count, account.placed.longest) == (1, 0.001)  # when it got what it has
     os.sched_setaffinity(vm.vmm.pid, both.frozen())
     book.after_pass((), True)
-    assert (account.placed, account.placed_max) == (1, 0.001)
+    assert (account.placed.count, account.placed.longest) == (1, 0.001)
     assert node.node_state.counters.new_thread_latency.sum == 0.001
 
 
@@ -62,11 +62,11 @@ def test_a_new_vcpu_is_confirmed_once_it_has_its_mask(node: Spinners, monkeypatc
     now = time.monotonic_ns()
     book.record(newborn(vm, now, now, node.here), provisional=True)
     book.after_pass((), True)
-    assert node.node_state.newborn_counts[vm.sandbox].placed == 0
+    assert node.node_state.newborn_counts[vm.sandbox].placed.count == 0
     os.sched_setaffinity(vm.vmm.pid, node.there.frozen())
     book.after_pass((), True)
-    assert node.node_state.newborn_counts[vm.sandbox].placed == 1
-    assert node.node_state.newborn_counts[vm.sandbox].placed_max > 0
+    assert node.node_state.newborn_counts[vm.sandbox].placed.count == 1
+    assert node.node_state.newborn_counts[vm.sandbox].placed.longest > 0
 
 
 def test_a_fork_event_of_a_thread_that_a_pass_counted_is_not_counted_again(node: Spinners) -> None:
@@ -77,13 +77,13 @@ def test_a_fork_event_of_a_thread_that_a_pass_counted_is_not_counted_again(node:
     node.move(vm, node.there)
     operations = node.node_state.pinner.operations(vm, node.node_state.placements[vm.sandbox])
     book.after_pass(node.node_state.pinner.set_masks(operations, node.node_state.placements), True)
-    assert node.node_state.newborn_counts[vm.sandbox].outside == 1
+    assert node.node_state.newborn_counts[vm.sandbox].outside.count == 1
     account = node.node_state.newborn_counts[vm.sandbox]
-    assert (account.reported, account.outside, account.born_inside) == (0, 1, 0)
+    assert (account.reported, account.outside.count, account.born_inside) == (0, 1, 0)
     late = newborn(vm, born, time.monotonic_ns(), node.there)
     for _ in range(2):
         book.record(late)
-    assert (account.reported, account.placed) == (1, 1)
+    assert (account.reported, account.placed.count) == (1, 1)
     book.record(newborn(vm, time.monotonic_ns(), time.monotonic_ns(), node.there))  # another thread has its number
     book.record(late._replace(tid=vm.vmm.pid + 1))
-    assert (account.reported, account.outside, account.born_inside, account.placed) == (3, 1, 2, 3)
+    assert (account.reported, account.outside.count, account.born_inside, account.placed.count) == (3, 1, 2, 3)

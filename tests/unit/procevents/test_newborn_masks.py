@@ -101,18 +101,18 @@ def test_a_vm_that_only_a_pass_sees_counts_as_outside_until_then(machine: Machin
     machine.resync()
     assert {mask(tid) for tid in tids(vmm)} == {machine.pool}
     account = machine.account("a")
-    assert (account.reported, account.outside) == (0, len(tids(vmm)))
-    assert 0.09 < account.outside_max < (time.monotonic_ns() - began) / 1e9 + 0.1
+    assert (account.reported, account.outside.count) == (0, len(tids(vmm)))
+    assert 0.09 < account.outside.longest < (time.monotonic_ns() - began) / 1e9 + 0.1
     # Their events come after that pass, as they lay in the buffer.
     workers = [tid for tid in tids(vmm) if tid != vmm.pid]
     machine.placer.handle([Fork(began, vmm.pid, vmm.pid, tid, vmm.pid) for tid in workers])
-    assert (account.reported, account.born_inside, account.outside) == (len(workers), 0, len(tids(vmm)))
+    assert (account.reported, account.born_inside, account.outside.count) == (len(workers), 0, len(tids(vmm)))
     machine.placer.handle([Exec(began, vmm.pid)])
-    assert (account.reported, account.born_inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
-    assert machine.node_state.counters.new_thread_latency.total == account.placed == len(tids(vmm))
+    assert (account.reported, account.born_inside, account.outside.count) == (len(tids(vmm)), 0, len(tids(vmm)))
+    assert machine.node_state.counters.new_thread_latency.total == account.placed.count == len(tids(vmm))
     machine.report("a", machine.other)  # its masks change, and nothing is outside
     machine.resync()
-    assert machine.account("a").outside == len(tids(vmm))
+    assert machine.account("a").outside.count == len(tids(vmm))
 
 
 def test_a_thread_that_a_pass_sees_within_its_cpus_does_not_count_as_outside(machine: Machine, crowd: Path) -> None:
@@ -135,12 +135,12 @@ def test_a_reported_thread_moved_by_another_writer_is_not_counted_as_new(machine
     time.sleep(0.03)
     vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
     machine.executed(vmm)
-    before = machine.account("a").outside
+    before = machine.account("a").outside.count
     tid = by_name(vmm, "call_rcu")
     os.sched_setaffinity(tid, machine.both.frozen())
     machine.resync()
     assert mask(tid) == machine.pool
-    assert machine.account("a").outside == before
+    assert machine.account("a").outside.count == before
 
 
 def test_a_thread_older_than_the_watcher_is_not_counted_as_new(machine: Machine, crowd: Path) -> None:

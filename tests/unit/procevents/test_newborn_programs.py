@@ -33,8 +33,8 @@ def test_a_vmm_without_any_report_goes_to_the_shared_pool_at_its_exec(machine: M
     assert (follow_up.relevant, follow_up.started) == (True, {sandbox("a")})
     assert machine.node_state.inventory.vms[sandbox("a")].vmm.pid == vmm.pid
     account = machine.account("a")
-    assert (account.reported, account.born_inside, account.outside, account.placed) == (1, 0, 1, 1)
-    assert 0 < account.outside_max == account.placed_max < 300
+    assert (account.reported, account.born_inside, account.outside.count, account.placed.count) == (1, 0, 1, 1)
+    assert 0 < account.outside.longest == account.placed.longest < 300
 
 
 def test_a_vmm_whose_containers_are_known_goes_to_their_cpus(machine: Machine) -> None:
@@ -122,7 +122,7 @@ def test_threads_created_before_the_inspection_are_placed_with_their_process(mac
     machine.placer.handle([Exec(time.monotonic_ns(), helper.pid)])
     assert {mask(tid) for tid in tids(helper)} == {machine.pool}
     account = machine.account("a")
-    assert (account.reported, account.outside) == (len(tids(helper)), len(tids(helper)))
+    assert (account.reported, account.outside.count) == (len(tids(helper)), len(tids(helper)))
 
 
 def test_a_few_processes_forked_before_the_inspection_are_placed_with_their_parent(machine: Machine) -> None:
@@ -201,7 +201,7 @@ def test_a_shim_keeps_its_mask_until_its_vmm_runs(machine: Machine, crowd: Path)
     vmm = machine.vmm("a")
     machine.executed(vmm)
     assert {mask(vmm), *(mask(tid) for tid in tids(shim))} == {machine.other}
-    assert machine.account("a").outside == 1, "the VMM's main thread alone: a shim that waits for its VMM is no leak"
+    assert machine.account("a").outside.count == 1, "the VMM's main thread: a shim that waits for its VMM is no leak"
     machine.reconciler.unpin([sandbox("a")])
     assert {mask(vmm), *(mask(tid) for tid in tids(shim))} == {machine.both}
 
@@ -213,7 +213,7 @@ def test_a_shim_of_a_vm_that_a_pass_found_does_not_count_as_outside(machine: Mac
     vmm = machine.vmm("a")
     machine.resync()
     assert (mask(shim), mask(vmm)) == (machine.pool, machine.pool)
-    assert machine.account("a").outside == 1
+    assert machine.account("a").outside.count == 1
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("off", "both"), ("sandbox", "pool"), ("other", "other")])

@@ -33,8 +33,8 @@ def test_a_thread_created_outside_its_sandbox_is_placed_with_the_others(machine:
     assert mask(tid) == machine.pool
     assert (follow_up.relevant, follow_up.now) == (True, set())
     account = machine.account("a")
-    assert account.outside == 1
-    assert 0.003 <= account.outside_max < 300
+    assert account.outside.count == 1
+    assert 0.003 <= account.outside.longest < 300
 
 
 class Counting(Procfs):
@@ -93,7 +93,7 @@ def test_a_thread_created_in_place_has_no_mask_set(machine: Machine, crowd: Path
     tid = by_name(vmm, "call_rcu")
     machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     account = machine.account("a")
-    assert (account.reported, account.born_inside, account.outside, account.outside_sum) == (1, 1, 0, 0.0)
+    assert (account.reported, account.born_inside, account.outside.count, account.outside.sum) == (1, 1, 0, 0.0)
     assert machine.node_state.counters.pins.total() == 0
 
 
@@ -108,7 +108,7 @@ def test_a_thread_that_waits_for_its_cgroup_is_not_counted_as_placed(machine: Ma
     born = time.monotonic_ns()
     machine.placer.handle([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid), Comm(born + 1, tid, vmm.pid, "call_rcu")])
     assert mask(tid) == machine.pool
-    assert (machine.account("a").reported, machine.account("a").placed) == (1, 0)
+    assert (machine.account("a").reported, machine.account("a").placed.count) == (1, 0)
 
 
 def test_a_name_without_a_role_causes_no_pass(machine: Machine, crowd: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_name_without_a_role_causes_no_pass(machine: Machine, crowd: Path) -> 
     follow_up = machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid),
                                      Comm(time.monotonic_ns(), tid, vmm.pid, "worker")])
     assert (follow_up.now, follow_up.unnamed) == (set(), set())
-    assert machine.account("a").placed == 1
+    assert machine.account("a").placed.count == 1
 
 
 def test_a_thread_without_a_name_causes_a_recheck(machine: Machine, crowd: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_thread_without_a_name_causes_a_recheck(machine: Machine, crowd: Path)
     machine.node_state.inventory.vms[sandbox("a")].found_by = "kvm_run"
     follow_up = machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, by_name(vmm, "call_rcu"), vmm.pid)])
     assert follow_up.unnamed == {sandbox("a")}
-    assert machine.account("a").placed == 0
+    assert machine.account("a").placed.count == 0
 
 
 def test_a_thread_that_has_ended_is_only_counted(machine: Machine, crowd: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_thread_that_has_ended_is_only_counted(machine: Machine, crowd: Path) 
     until(lambda: not Path(f"/proc/self/task/{gone}").exists())
     machine.take(Fork(time.monotonic_ns(), vmm.pid, vmm.pid, gone, vmm.pid))
     account = machine.account("a")
-    assert (account.reported, account.ended, account.placed) == (1, 1, 0)
+    assert (account.reported, account.ended, account.placed.count) == (1, 1, 0)
 
 
 def test_a_thread_of_another_process_with_a_dead_vmms_number_is_left_alone(machine: Machine, crowd: Path) -> None:

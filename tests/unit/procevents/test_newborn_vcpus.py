@@ -32,12 +32,12 @@ def test_a_thread_named_as_a_vcpu_is_placed_as_one(machine: Machine, crowd: Path
                                      Comm(born + 1, tid, vmm.pid, "CPU 1/KVM")])
     assert mask(tid) == machine.pool
     assert (follow_up.now, follow_up.soon) == (set(), {sandbox("a")})  # the pass can wait
-    assert machine.account("a").placed == 0  # not before it bears that out
+    assert machine.account("a").placed.count == 0  # not before it bears that out
     until_then = (time.monotonic_ns() - born) / 1e9
     time.sleep(0.02)
     machine.placer.after_pass(machine.reconciler.reconcile(follow_up.soon, scan=False))
-    assert machine.account("a").placed == 1
-    assert machine.account("a").placed_max <= until_then
+    assert machine.account("a").placed.count == 1
+    assert machine.account("a").placed.longest <= until_then
     assert machine.node_state.counters.new_thread_latency.total == 1
 
 
@@ -52,7 +52,7 @@ def test_an_event_that_comes_after_the_pass_leaves_a_vcpu_on_its_cpu(machine: Ma
     assert mask(tid) == machine.pool
     machine.placer.after_pass(machine.reconciler.reconcile([sandbox("a")], scan=False))
     assert machine.node_state.counters.pins.total() == set_before
-    assert machine.account("a").placed == 1
+    assert machine.account("a").placed.count == 1
 
 
 def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crowd: Path) -> None:
