@@ -1,8 +1,8 @@
 """The state of a node, kept from pass to pass.
 
-Each part has one owner: the desired state this class (only `apply_events` and `forget_ended` change it), ownership and
-placements `PlacementCache`, masks `Pinner`, VMs the inventory, files of the runtimes `DiskSources`, guests' maps
-`guests.manager`. Everything outside this package reads through `NodeView`.
+Each part has one owner: the desired state this class (only `apply_events` and `forget_ended` change it), authorities
+`NodeAuthorities`, ownership and placements `PlacementCache`, masks `Pinner`, VMs the inventory, files of the runtimes
+`DiskSources`, guests' maps `guests.manager`. Everything outside this package reads through `NodeView`.
 """
 
 from __future__ import annotations

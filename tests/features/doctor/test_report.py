@@ -20,9 +20,9 @@ from vmpin.features.doctor.node_facts import collect_facts
 from vmpin.features.doctor.pieces import MANIFEST, Piece, Pieces, plain, write
 
 
-def packed(pieces: Pieces, when: int = 1_700_000_000) -> bytes:
+def packed(pieces: Pieces) -> bytes:
     to = io.BytesIO()
-    write(to, pieces.all(), "top", when)
+    write(to, pieces.all(), "top", 1_700_000_000)
     return to.getvalue()
 
 

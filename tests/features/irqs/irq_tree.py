@@ -16,9 +16,9 @@ from vmpin.host.procfs import Procfs
 class IrqTree:
     """Interrupts on 8 CPUs of two nodes; `rows` as /proc/interrupts has them."""
 
-    def __init__(self, root: Path, default: str = "0-7") -> None:
+    def __init__(self, root: Path) -> None:
         self.root, self.names = root, dict[int, str]()
-        make_tree(root, f"proc/irq/default_smp_affinity = {mask_text(CpuSet.parse(default))}\n")
+        make_tree(root, f"proc/irq/default_smp_affinity = {mask_text(CpuSet.parse('0-7'))}\n")
         self.files = IrqFiles(Procfs(root / "proc"), root / "sys")
         self._write()
 

@@ -37,17 +37,17 @@ def clock(moment: int) -> str:
     return f"2026-11-{1 + minutes // 1440:02}T{minutes // 60 % 24:02}:{minutes % 60:02}:00Z"
 
 
-def book(name: str = "shop", foreign: float = 0.3, minutes: int = 60) -> OwnerBook:
+def book(name: str = "shop", foreign: float = 0.3) -> OwnerBook:
     """An hour on CPUs 2 and 3, of which the last ten minutes but one were not seen."""
     made = OwnerBook(name, 0)
     made.namespace, made.pod, made.kind = "demo", name, "vm"
     made.cpus = CpuSet([2, 3])
     made.begin(0, 48 * 10**6)
-    for minute in range(1, minutes - 10):
+    for minute in range(1, 50):
         spent = int(foreign * SECOND * (10 if minute == 20 else 1))
         made.book(minute * MINUTE, Interval(MINUTE, {2: spent, 3: 0}, 0, 0, spent // 10, 0))
     made.add_runs(20 * MINUTE, [ForeignRun(PROGRAM, 2, int(5 * foreign * SECOND))])
-    made.book(minutes * MINUTE, Interval(MINUTE, {2: 0, 3: 0}, 0, 0, 0, 0))
+    made.book(60 * MINUTE, Interval(MINUTE, {2: 0, 3: 0}, 0, 0, 0, 0))
     return made
 
 

@@ -31,9 +31,8 @@ def continued(books: ResidencyLedger) -> ResidencyLedger:
     return again
 
 
-def finding(tid: int = 1, cpu: int = 5, place: int = 2, spent: int = SECOND,
-            now: float = 10.0) -> tuple[StrayRun, ThreadId]:
-    return StrayRun(A, VCPU, 0, tid, cpu, CpuSet((place,)), now, now, spent), ThreadId(tid, 1)
+def finding(tid: int = 1, cpu: int = 5, place: int = 2, now: float = 10.0) -> tuple[StrayRun, ThreadId]:
+    return StrayRun(A, VCPU, 0, tid, cpu, CpuSet((place,)), now, now, SECOND), ThreadId(tid, 1)
 
 
 @given(accounts, accounts)

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.usefixtures("two_cpus")
 ID = secrets.token_hex(32)  # of this process alone: an agent on /sys/fs/cgroup finds it wherever it is
 
 
-def v2(tmp_path: Path, worker: Worker, effective: str, cpus: str = "") -> Path:
+def v2(tmp_path: Path, worker: Worker, effective: str) -> Path:
     root = write(tmp_path / "cgroup", {"cgroup.controllers": "cpuset memory", "cgroup.subtree_control": "cpuset"})
     fill(root / "a", worker)
-    return write(root / "a", {"cpuset.cpus": cpus, "cpuset.cpus.effective": effective})
+    return write(root / "a", {"cpuset.cpus": "", "cpuset.cpus.effective": effective})
 
 
 def test_on_v2_the_containers_cpuset_is_written(tmp_path: Path, both: tuple[Worker, Worker]) -> None:

@@ -10,7 +10,7 @@ from ruled import claims
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, SandboxId, ThreadRole
 from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy
-from vmpin.placement.ownership import Collision, Node, find_collisions, ownership
+from vmpin.placement.ownership import Collision, find_collisions, ownership
 
 
 def test_foreign_exclusive_cpus_are_never_given() -> None:
@@ -27,8 +27,8 @@ def test_foreign_exclusive_cpus_are_never_given() -> None:
         ThreadRole.VIRTIOFSD: "0-3", ThreadRole.SHIM: "0-3"}
 
 
-def of(*sandboxes: Sequence[Container], on: Node | None = None, vms: Sequence[str] = ()) -> list[Collision]:
-    on = on or node()
+def of(*sandboxes: Sequence[Container], vms: Sequence[str] = ()) -> list[Collision]:
+    on = node()
     return find_collisions(ownership({SandboxId(f"pod-{at}"): claims(containers, on)
                                 for at, containers in enumerate(sandboxes)}, on), set(map(SandboxId, vms)))
 

@@ -222,9 +222,9 @@ def test_ids_are_counted_before_they_are_made() -> None:
     assert len(parse_ids("0-4095,4096-8191")) == 8192
 
 
-def outcomes(lists: Iterable[str], field: str = "wanted") -> dict[str, object]:
+def outcomes(lists: Iterable[str]) -> dict[str, object]:
     return {"v": 1, "type": "applied", "generation": 1,
-            "containers": {f"c{number}": {"state": "applied", field: text} for number, text in enumerate(lists)}}
+            "containers": {f"c{number}": {"state": "applied", "wanted": text} for number, text in enumerate(lists)}}
 
 
 @pytest.mark.parametrize("text", ["0-8191:1/4095", "0-7:2/4", "3,0-1:1/2"])

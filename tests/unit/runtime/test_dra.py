@@ -17,9 +17,9 @@ from vmpin.runtime.dra import parse_claim_pods, parse_spec
 UID = "6d7b0e04-44a7-4a3f-9f5e-0f3d3c1f9a10"
 
 
-def spec(env: object, kind: object = "dra.k8s.io/cpu", name: str = f"claim-{UID}") -> bytes:
+def spec(env: object, kind: object = "dra.k8s.io/cpu") -> bytes:
     return json.dumps({"cdiVersion": "0.8.0", "kind": kind,
-                       "devices": [{"name": name, "containerEdits": {"env": env}}]}).encode()
+                       "devices": [{"name": f"claim-{UID}", "containerEdits": {"env": env}}]}).encode()
 
 
 def checkpoint(claims: object, checksum: int | None = None, key: str = "ClaimInfoStateList") -> bytes:

@@ -39,11 +39,11 @@ EXCLUSIVE = {POLICY: "exclusive"}
 MAIN = ContainerId("main")
 
 
-def requested(name: str, size: int = 2, annotations: dict[str, str] | None = None, namespace: str = "web",
-              pod: str = "", guaranteed: bool = True) -> RequestedContainer:
+def requested(name: str, size: int = 2, annotations: dict[str, str] | None = None, pod: str = "",
+              guaranteed: bool = True) -> RequestedContainer:
     pod = pod or f"pod-{name}"
     return RequestedContainer(
-        ContainerId(name), SandboxId(pod), name, namespace, pod, f"uid-{pod}", pod_annotations=annotations or {},
+        ContainerId(name), SandboxId(pod), name, "web", pod, f"uid-{pod}", pod_annotations=annotations or {},
         shares=1024 * size or 2, quota=100_000 * size or None, period=100_000, guaranteed=guaranteed)
 
 

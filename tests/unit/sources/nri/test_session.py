@@ -90,10 +90,10 @@ OTHERS = (SideUpdate(ContainerId("c7"), CpuSet((0,))), SideUpdate(ContainerId("c
 SENT = [("c7", "0", True), ("c8", "0-1", True)]
 
 
-def limited(id_: str = "c1", shares: int = 2048, quota: int = 200000, period: int = 100000, **more: Any) -> Any:
-    made = container(id_, **more)
+def limited(**more: Any) -> Any:
+    made = container("c1", **more)
     cpu = made.linux.resources.cpu
-    cpu.shares.value, cpu.quota.value, cpu.period.value = shares, quota, period
+    cpu.shares.value, cpu.quota.value, cpu.period.value = 2048, 200000, 100000
     return made
 
 
