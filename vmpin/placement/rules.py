@@ -73,12 +73,12 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
         reasons.append(VCPUS_UNIDENTIFIED if request.vcpu_state is VcpuState.AWAITED else
                        "its vCPU threads cannot all be identified: its other threads are kept on the sandbox mask")
     places, shortage = place_vcpus(request.vcpus, request.vcpus_identified, claim, candidates, policy, before, reasons)
-    if shortage and request.vcpus_identified:
-        reasons += _claims_without_vcpus(request)
     containers, unserved = _containers(request, claim, places)
     unserved = unserved if request.vcpus_identified else ""  # a vCPU that is identified later may back them
     if unserved:
         reasons.append(unserved)
+    if (shortage or unserved) and request.vcpus_identified:
+        reasons += _uncounted_by_kata(request)
     others = {role: _other(role, candidates, policy, request, reasons) for role in _OTHERS}
     verdict = _verdict(request, claim, places, policy, lost, bool(shortage or unserved), reasons)
     return Placement(request.id, mask, verdict, tuple(dict.fromkeys(reasons)), places, others, containers,
@@ -123,16 +123,22 @@ def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuP
     return Verdict.PINNED
 
 
-def _claims_without_vcpus(request: PlacementRequest) -> list[str]:
-    """The remedy for a VM with fewer vCPUs than CPUs of DRA claims: a claim carries no CPU limit, and Kata makes vCPUs
-    of limits (src/runtime/virtcontainers/sandbox.go, updateResources)."""
-    claimed = union(container.own_cpus for container in request.containers
-                    if container.exclusive and container.ruled_by == Rank.DRA.label and is_counted(container))
-    if len(claimed) <= len(request.vcpus):
-        return []
-    return [f"its DRA claims have {number_of(len(claimed), 'CPU')}, and a claim gives a VM no vCPU: give its "
-            "containers a CPU limit as well, or the pod the annotation "
-            "io.katacontainers.config.hypervisor.default_vcpus"]
+def _uncounted_by_kata(request: PlacementRequest) -> list[str]:
+    """The remedy for a VM that lacks vCPUs for CPUs that Kata has not counted. Kata makes vCPUs of CPU quotas, and of
+    cpusets only where no container has a quota (src/runtime/virtcontainers/sandbox.go: calculateSandboxCPUs;
+    runtime-rs: resource/src/cpu_mem/cpu.rs). A claim carries no quota, and since Kubernetes 1.33 a container with CPUs
+    of the kubelet's has none, either (DisableCPUQuotaWithExclusiveCPUs)."""
+    counted, vcpus = list(filter(is_counted, request.containers)), len(request.vcpus)
+    own = {rank: len(union(container.own_cpus for container in counted if container.exclusive
+                           and container.ruled_by == rank.label)) for rank in (Rank.DRA, Rank.KUBELET)}
+    annotation = "the annotation io.katacontainers.config.hypervisor.default_vcpus"
+    if own[Rank.DRA] > vcpus:
+        return [f"its DRA claims have {number_of(own[Rank.DRA], 'CPU')}, and a claim gives a VM no vCPU: give its "
+                f"containers a CPU limit as well, or the pod {annotation}"]
+    if own[Rank.KUBELET] >= vcpus and not all(container.exclusive for container in counted):
+        return ["since Kubernetes 1.33 a container with exclusive CPUs has no CPU quota, and beside one with a quota "
+                f"Kata gives it no vCPU: give the pod {annotation}"]
+    return []
 
 
 def _unmanaged(request: PlacementRequest, why: str) -> Placement:

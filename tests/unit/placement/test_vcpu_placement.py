@@ -203,3 +203,15 @@ def test_the_reason_of_a_vm_with_fewer_vcpus_than_claimed_cpus_has_the_remedy() 
     for containers, ids, policy in (((claimed,), (0, 1), Policy()), ((MAIN, shared), (0,), Policy()),
                                     ((claimed,), (0,), Policy(vcpus=VcpuRule.UNION))):
         assert not any("DRA" in reason for reason in decide(containers, vcpus(*ids), node(), policy).reasons)
+
+
+@pytest.mark.parametrize(("ids", "beside", "has_it"), [
+    ((0,), True, True), ((0, 1), True, True), ((0, 1, 2), True, False), ((0,), False, False)])
+def test_the_reason_of_a_vm_whose_exclusive_cpus_have_no_quota_has_the_remedy(
+        ids: tuple[int, ...], beside: bool, has_it: bool) -> None:
+    """Kubernetes 1.33 (DisableCPUQuotaWithExclusiveCPUs); a pod with CPUs 2 and 500m gets 1.5 vCPUs of Kata 4.1."""
+    containers = (MAIN._replace(ruled_by="kubelet"), *[SIDE] * beside)
+    reasons = decide(containers, vcpus(*ids), node(pool="0-1")).reasons
+    assert any("has no CPU quota" in reason and "default_vcpus" in reason for reason in reasons) is has_it
+    if has_it:  # not by another authority, as containers then have their quotas
+        assert "quota" not in str(decide((MAIN, SIDE), vcpus(*ids), node(pool="0-1")).reasons)
