@@ -89,6 +89,11 @@ def _reserved(entries: Mapping[tuple[str, str], CpuSet], default: CpuSet,
 
 
 def _with_trouble(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState:
+    # The kubelet shares the CPUs of a pod that ends before it removes the pod's entry (policy_static.go:
+    # RemoveContainer).
+    listed = {uid for uid, _ in state.entries}
+    pods = {uid: cpus for uid, cpus in state.pods.items() if uid in listed or not cpus <= state.default}
+    state = state._replace(pods=pods)
     troubles = list(_overlaps(state))
     if checksum_ok is False:
         # Without the numbers, so that not every change of the file gives a new text.

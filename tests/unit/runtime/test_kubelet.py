@@ -174,6 +174,17 @@ def test_what_cannot_be_true_at_once_is_reported(content: dict[str, Any], troubl
     assert parsed({"policyName": "static", "defaultCpuSet": "0-1", **content}).trouble == trouble
 
 
+def test_a_pod_whose_cpus_are_shared_again_has_ended() -> None:
+    """As the static policy of 1.37.2 wrote when a pod with CPUs of its own as a whole ended: its entry goes last."""
+    released = ('{"policyName":"static","defaultCpuSet":"2-31","checksum":3459478641,"data":"{\\"policyName\\":'
+                '\\"static\\",\\"defaultCpuSet\\":\\"2-31\\",\\"podEntries\\":{\\"00000001-0000-4000-8000-000000000000\\":'
+                '{\\"cpuSet\\":\\"2-11\\"}}}","dataChecksum":1825067113}')
+    found = parse_checkpoint(released.encode())
+    assert (found.trouble, found.pods, found.exclusive, found.checksum_ok) == ("", {}, CpuSet(()), True)
+    before = released.replace('Set\\":\\"2-31', 'Set\\":\\"12-31')
+    assert parse_checkpoint(before.encode()).pods == {"00000001-0000-4000-8000-000000000000": cpus("2-11")}
+
+
 def test_cpus_that_the_kubelet_reserves_for_system_pods_are_no_containers_own() -> None:
     """StarlingX' kubelet lists its reserved CPUs for each container of a platform pod. The checksum is of the file."""
     platform = {uid: {name: "0-1"} for uid, name in (
