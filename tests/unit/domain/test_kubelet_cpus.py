@@ -25,3 +25,12 @@ def test_an_entry_is_as_old_as_the_file_that_had_these_cpus_first() -> None:
 def test_podresources_are_asked_of_a_checkpoint_that_is_gone(
         resources: dict[tuple[str, str, str], CpuSet] | None, said: str) -> None:
     assert compare_with_pod_resources(kubelet({(UID, "app"): "2-3"}), resources) == said
+
+
+def test_podresources_do_not_list_init_containers() -> None:
+    """Their CPUs stay the pod's, also those that no other container of it got."""
+    listed = {("ns", "web", "app"): CpuSet.parse("2-3")}
+    assert compare_with_pod_resources(kubelet({(UID, "init"): "2-5", (UID, "app"): "2-3"}), listed) == (
+        "PodResources lists the same CPUs")
+    assert compare_with_pod_resources(kubelet({(UID, "init"): "2-5", ("other", "app"): "6"}), listed) == (
+        "PodResources does not list its CPUs 4-6")
