@@ -38,10 +38,10 @@ else:
             return cls(*values)
 
         def _replace(self, **by_name):
-            values = [by_name.pop(field, value) for field, value in zip(self._fields, self)]
+            made = _new(type(self), map(by_name.pop, self._fields, self))
             if by_name:
                 raise ValueError(f"{type(self).__name__} has no field {', '.join(by_name)}")
-            return _new(type(self), values)
+            return made
 
         def _asdict(self):
             return dict(zip(self._fields, self))
