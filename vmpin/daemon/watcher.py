@@ -31,9 +31,10 @@ from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
 from vmpin.reconcile.cpuset_files import CpusetFiles
-from vmpin.reconcile.intake import can_wait, take_nri
+from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.runtime_waits import AWAITED_FOR
+from vmpin.reconcile.urgency import can_wait
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 from vmpin.sources.nri.nri_reports import Relist
 from vmpin.sources.spool import Spool

@@ -8,20 +8,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vmpin import log
-from vmpin.domain.assignments import Rank
 from vmpin.domain.events import ContainerMisplaced
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.named_tuple import NamedTuple
-from vmpin.placement.rules import outlasts_creations
 from vmpin.reconcile.node_state import NodeState
-from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.spool import Spool
 
 if TYPE_CHECKING:
-    from vmpin.reconcile.view import NodeView
     from vmpin.runtime.oci import HookState
-    from vmpin.sources.nri.nri_events import CallFacts, NriEvent
+    from vmpin.sources.nri.nri_events import NriEvent
 
 logger = logging.getLogger(__name__)
 
@@ -84,51 +80,6 @@ def take_hook(node_state: NodeState, hook: HookState, name: str | None = None) -
     return received("hook", {event.sandbox for event in events})
 
 
-def can_wait(view: NodeView, call: CallFacts) -> bool:
-    """Whether an event of the runtime's may wait for those that follow it, as it moves no CPUs. Called in the thread
-    of NRI. Without a VM: an event of a pod, or of a container without a cpuset, or with the shared pool, unless CPUs
-    are owned as far as no other container may use them (authority `observed`)."""
-    from vmpin.wire.nri_enums import Verb  # not at the top: without NRI there is no call
-
-    pod, cpus = call.pod, call.cpus
-    if pod in view.vms:
-        return _is_expected(view, call)
-    ownership = view.ownership
-    if cpus not in (None, ownership.pool) or named_for_kata(call.handler):
-        return False
-    if call.verb is Verb.RUN_POD and view.may_get_vm(pod):
-        return False
-    return not ownership.exclusive or Rank.OBSERVED.label not in view.rulings.authorities
-
-
-def _is_expected(view: NodeView, call: CallFacts) -> bool:
-    """Whether a container of a settled VM is recorded, is about to start or has started, with the CPUs that its
-    creation was requested with, or is removed after its end. What the runtime changes on the host for a container
-    (vCPUs, cgroup), Kata changes at its creation, or with the end of its process. The kernel reports new threads, and
-    writes to cgroups that are watched; what it does not report, the rechecks find."""
-    from vmpin.wire.nri_enums import Verb
-
-    recorded = call.creates_late and call.verb is Verb.POST_CREATE  # nothing has happened on the host yet
-    starts = call.verb in (Verb.START, Verb.POST_START)
-    if not (recorded or starts or call.verb is Verb.REMOVE) or not view.is_settled(call.pod):
-        return False
-    sandbox = view.sandboxes.get(call.pod)
-    record = None if sandbox is None else sandbox.containers.get(call.container)
-    if record is None:
-        return False
-    if record.stopped:
-        return call.verb is Verb.REMOVE
-    if call.cpus not in (None, record.container.cpuset) or record.container.requested_cpuset is not None:
-        return False
-    if recorded:
-        return record.requested
-    if not starts:
-        return False
-    placement, claims = view.placements.get(call.pod), view.ownership.claims.get(call.pod)
-    return not record.pending or (placement is not None and claims is not None
-                                  and outlasts_creations(placement, claims))
-
-
 @log.operation()
 def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
     """Apply the runtime's reports."""
@@ -145,12 +96,12 @@ def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
             lost = True
             continue
         for change in changes:
+            touched.add(change.sandbox)
             if isinstance(change, ContainerMisplaced):
                 node_state.counters.dispute(change.by)
                 logger.warning("container misplaced by an annotation sandbox=%s container=%s: the runtime has it in "
                                "another", change.sandbox, change.container)
         node_state.apply_events(changes, listed=True)
-        touched.update(change.sandbox for change in changes)
     return NriOutcome(received("nri", touched), lost)
 
 

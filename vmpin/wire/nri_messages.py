@@ -28,10 +28,10 @@ MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
     UpdateContainerRequest      pod=1:PodSandbox container=2:Container linux_resources=3:LinuxResources
     UpdateContainerResponse     update=1:ContainerUpdate*
     StopContainerResponse       update=1:ContainerUpdate*
-    PodSandbox                  id=1 name=2 uid=3 namespace=4 labels=5:map annotations=6:map runtime_handler=7 \
+    PodSandbox                  id=1 name=2 uid=3 namespace=4 annotations=6:map runtime_handler=7 \
                                 linux=8:LinuxPodSandbox pid=9:uint32
     LinuxPodSandbox             pod_overhead=1:LinuxResources cgroup_parent=3
-    Container                   id=1 pod_sandbox_id=2 name=3 state=4:int32 labels=5:map annotations=6:map \
+    Container                   id=1 pod_sandbox_id=2 name=3 state=4:int32 annotations=6:map \
                                 env=8:bytes* linux=11:LinuxContainer pid=12:uint32
     LinuxContainer              devices=2:LinuxDevice* resources=3:LinuxResources
     LinuxDevice                 path=1:bytes type=2:bytes major=3:int64 minor=4:int64

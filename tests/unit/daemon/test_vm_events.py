@@ -24,7 +24,7 @@ from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
 from vmpin.reconcile import placement_cache
 from vmpin.reconcile.cpuset_files import CpusetFiles
-from vmpin.reconcile.intake import can_wait
+from vmpin.reconcile.urgency import can_wait
 from vmpin.sources.nri.nri_events import CallFacts, ContainerEvent
 from vmpin.sources.spool import Spool
 from vmpin.wire.nri_enums import CREATED, RUNNING, STOPPED, Verb

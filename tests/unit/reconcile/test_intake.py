@@ -7,7 +7,8 @@ from nri_events import container, pod
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.reconcile.intake import can_wait, take_nri
+from vmpin.reconcile.intake import take_nri
+from vmpin.reconcile.urgency import can_wait
 from vmpin.sources.nri.nri_events import CallFacts, ContainerEvent
 from vmpin.wire.nri_enums import Verb
 

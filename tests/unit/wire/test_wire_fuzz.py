@@ -36,7 +36,7 @@ def whole() -> list[bytes]:
         ttrpc.Call(1, PLUGIN_SERVICE, "Configure", MESSAGES["ConfigureRequest"](
             runtime_name="containerd", runtime_version="v2.1.9").SerializeToString(), 2_000_000_000),
         ttrpc.Call(3, PLUGIN_SERVICE, "Synchronize", MESSAGES["SynchronizeRequest"](
-            pods=[pod(labels={"a": "b"})], containers=[container(cpus="0-3")], more=True).SerializeToString()),
+            pods=[pod(annotations={"a": "b"})], containers=[container(cpus="0-3")], more=True).SerializeToString()),
         ttrpc.Call(5, PLUGIN_SERVICE, "Shutdown"),
         ttrpc.Call(7, PLUGIN_SERVICE, "Unknown", b"x"),
     ]
@@ -127,7 +127,7 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
     def feed() -> Callable[[bytes], object]:
         session = NriSession("vmpin", "90", counters, set(), {}, 0)
         session.register()
-        return lambda data: [event.event() for answered in session.feed(data) for event in answered.events
+        return lambda data: [event.event() for _, outcome, _ in session.feed(data) for event in outcome.events
                              if isinstance(event, UndecodedCall)]
 
     assert 0 < run(feed, raw, "session") < ROUNDS

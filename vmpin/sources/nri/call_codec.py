@@ -43,24 +43,12 @@ _STATES = {nri_enums.CREATED: ContainerState.CREATED, nri_enums.STOPPED: Contain
 
 class ReceivedCall(NamedTuple):
     """A call of which only NRI's message is parsed. `time_ns` is CLOCK_BOOTTIME of the reception, `requested` the
-    LinuxResources that an UPDATE requests."""
+    LinuxResources that an UPDATE requests, None for other calls."""
 
     verb: Verb
     message: Any
     time_ns: int
-    requested: Any = None
-
-    @property
-    def sandbox(self) -> SandboxId:
-        """The pod's id, unchecked."""
-        message = self.message
-        return SandboxId(message.pod.id if self.verb in POD_VERBS else
-                         message.container.pod_sandbox_id or message.pod.id)
-
-    @property
-    def cpus(self) -> str:
-        """The container's CPUs; "" for none, and for a pod."""
-        return "" if self.verb in POD_VERBS else str(self.message.container.linux.resources.cpu.cpus)
+    requested: Any
 
 
 class NriList(NamedTuple):
@@ -120,14 +108,14 @@ class CallDecoder:
         """Parse a StateChange. :returns: the event's number if `Verb` does not have it."""
         message = MESSAGES.decode("StateChangeEvent", payload)
         number: int = message.event
-        return ReceivedCall(Verb(number), message, boottime.now()) if number in _VERBS else number
+        return ReceivedCall(Verb(number), message, boottime.now(), None) if number in _VERBS else number
 
     def received(self, verb: Verb, payload: bytes) -> ReceivedCall:
         """Parse a call with a method of its own."""
         if verb is Verb.UPDATE:
             message = MESSAGES.decode("UpdateContainerRequest", payload)
             return ReceivedCall(verb, message, boottime.now(), message.linux_resources)
-        return ReceivedCall(verb, MESSAGES.decode("EventRequest", payload), boottime.now())
+        return ReceivedCall(verb, MESSAGES.decode("EventRequest", payload), boottime.now(), None)
 
     def event(self, received: ReceivedCall, again: bool = False) -> PodEvent | ContainerEvent | None:
         """Decode a call; None if it has no usable pod or container. :param again: also decode a pod that is known."""

@@ -174,11 +174,11 @@ class NriPlugin:
 
     def _process(self, stream: NriStream, session: NriSession, data: bytes) -> bool:
         """Queue the events of each call, then send its answer. :returns: False if the queue overflowed."""
-        for answer, events, size, waits in session.feed(data):
+        for answer, outcome, size in session.feed(data):
             queued = True
             try:
-                for event in events:
-                    queued = self.queue.put(event, size, waits) and queued
+                for event in outcome.events:
+                    queued = self.queue.put(event, size, outcome.waits) and queued
                     size = 0
             finally:
                 stream.send(answer)

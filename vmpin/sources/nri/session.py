@@ -89,17 +89,6 @@ class ConnectionState(Enum):
     LISTED = "{runtime} closed the connection"  #: The list of pods and containers is complete.
 
 
-class CallAnswered(NamedTuple):
-    """The answer to a call as bytes, and its events. Queue the events before sending the answer: a pass that sees the
-    runtime's reaction then always finds the call in the queue (`NriQueue.sandboxes`). `size`: of the call's data in
-    bytes. `waits`: the events may wait for those that follow."""
-
-    answer: bytes
-    events: Sequence[NriEvent | UndecodedCall] = ()
-    size: int = 0
-    waits: bool = False
-
-
 class NriSession:
     """The state of one connection. Configure may come before the reply to RegisterPlugin. An exception of the decider
     is logged, and the answer is then empty.
@@ -134,8 +123,10 @@ class NriSession:
         return ttrpc.frames(ttrpc.RUNTIME, ttrpc.encode(ttrpc.Call(
             _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin", message.SerializeToString())))
 
-    def feed(self, data: bytes) -> Iterator[CallAnswered]:
-        """Process received bytes, call by call.
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, CallOutcome, int]]:
+        """Process received bytes, call by call. :returns: of each the answer as bytes, its outcome, and the size of
+        its data (bytes). Queue the events before sending the answer: a pass that sees the runtime's reaction then
+        always finds the call in the queue (`NriQueue.sandboxes`).
         :raises WireError: if they are not NRI; the connection must then be closed. The call is answered before."""
         for connection, payload in self._demux.feed(data):
             decoder = self._streams.get(connection)
@@ -147,7 +138,7 @@ class NriSession:
                     try:
                         answered = self._answered(message)
                     except Exception:  # the runtime waits for the answer all the same
-                        yield CallAnswered(_frames(message))
+                        yield _frames(message), CallOutcome(), 0
                         raise
                     yield answered
                 elif connection == ttrpc.RUNTIME and isinstance(message, ttrpc.Reply):
@@ -163,16 +154,16 @@ class NriSession:
                  ConnectionState.CONFIGURED if self.runtime else ConnectionState.REGISTERING)
         return self.closing or state.value.format(runtime=self.runtime, events=EVENTS)
 
-    def _answered(self, request: ttrpc.Call) -> CallAnswered:
+    def _answered(self, request: ttrpc.Call) -> tuple[bytes, CallOutcome, int]:
         outcome = self._outcome(request)
         if outcome is None:
             # NRI 0.12 has more calls than we handle; at this code it falls back to StateChange.
-            return CallAnswered(_frames(request, code=ttrpc.UNIMPLEMENTED, text=self._unimplemented(request)))
+            return _frames(request, code=ttrpc.UNIMPLEMENTED, text=self._unimplemented(request)), CallOutcome(), 0
         if outcome.refusal:
-            return CallAnswered(_frames(request, code=ttrpc.UNKNOWN, text=outcome.refusal))
-        payload, _, events, waits, size = outcome
-        answer = _frames(request, payload) if payload else ttrpc.success(ttrpc.PLUGIN, request.stream)
-        return CallAnswered(answer, events, size or len(request.payload), waits)
+            return _frames(request, code=ttrpc.UNKNOWN, text=outcome.refusal), outcome, 0
+        answer = (_frames(request, outcome.payload) if outcome.payload
+                  else ttrpc.success(ttrpc.PLUGIN, request.stream))
+        return answer, outcome, outcome.size or len(request.payload)
 
     def _outcome(self, request: ttrpc.Call) -> CallOutcome | None:
         """Decode a call, and handle it. None if it is no NRI call."""
@@ -247,21 +238,25 @@ class NriSession:
     def _later(self, received: ReceivedCall) -> CallOutcome:
         """Answer a call with nothing. Its event is decoded when it is taken from the queue."""
         self.counters.events += 1
-        sandbox, text, requested = received.sandbox, received.cpus, received.requested
+        verb, message, _, requested = received
+        pod, container, text = message.pod, message.container, ""
+        sandbox = pod.id
+        if verb not in POD_VERBS:
+            sandbox = container.pod_sandbox_id or sandbox
+            text = container.linux.resources.cpu.cpus
         events = (UndecodedCall(sandbox, partial(self._event, received)),)
         try:
             cpus = CpuSet.parse(text) if text else None
         except CpuSetError:  # left out, and counted, when the call is decoded
             return CallOutcome(events=events)
         waits = (requested is None or not requested.cpu.cpus) and self._can_wait(CallFacts(
-            received.verb, sandbox, ContainerId(received.message.container.id),
-            received.message.pod.runtime_handler, cpus, self._creates_late))
+            verb, sandbox, container.id, pod.runtime_handler, cpus, self._creates_late))
         return CallOutcome(events=events, waits=waits)
 
     def _event(self, received: ReceivedCall) -> PodEvent | ContainerEvent | None:
         """The event of a call that was answered earlier."""
         event = self._decoder.event(received)
-        if event is not None:
+        if event is not None and logger.isEnabledFor(logging.DEBUG):
             logger.debug("nri: %s %s", event.verb.name, event, extra={"pod": event.pod})
         return event
 

@@ -351,11 +351,11 @@ def test_an_event_may_wait_where_it_requests_no_cpus_and_the_node_permits_it(
 
     session = NriSession("vmpin", "90", NriCounters(), set(), {}, 0, Decider() if decides else None, can_wait)
     [_] = session.feed(call("Synchronize", MESSAGES["SynchronizeRequest"]()))
-    [answered] = session.feed(call(method, message))
+    [(_, outcome, _)] = session.feed(call(method, message))
     asked = [] if container_id is None else [CallFacts(METHODS[method], SandboxId("pod1"), ContainerId(container_id),
                                                        "h", None if cpus is None else CpuSet.parse(cpus))]
     assert questions == asked
-    assert answered.waits is (bool(asked) and permitted)
+    assert outcome.waits is (bool(asked) and permitted)
 
 
 @pytest.mark.parametrize(("answer", "waits"), [
@@ -366,5 +366,5 @@ def test_an_event_that_changes_others_cpus_does_not_wait(answer: CpuAnswer, wait
     decided.answer = lambda asked: answer
     session = NriSession("vmpin", "90", NriCounters(), set(), {}, 0, decided, lambda facts: True)
     [_] = session.feed(call("Synchronize", MESSAGES["SynchronizeRequest"]()))
-    [answered] = session.feed(call("CreateContainer", event()))
-    assert answered.waits is waits
+    [(_, outcome, _)] = session.feed(call("CreateContainer", event()))
+    assert outcome.waits is waits
