@@ -151,7 +151,7 @@ class NriFeed:
 
     def unread(self) -> set[SandboxId]:
         """The sandboxes of events that wait to be taken."""
-        return set[SandboxId]().union(*(queue.sandboxes() for queue in self._queues))
+        return {sandbox for queue in self._queues for sandbox in queue.sandboxes()}
 
     def _new_queue(self, loop: asyncio.AbstractEventLoop) -> NriQueue:
         # The first call takes all.

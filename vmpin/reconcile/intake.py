@@ -83,14 +83,14 @@ def take_hook(node_state: NodeState, hook: HookState, name: str | None = None) -
 @log.operation()
 def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
     """Apply the runtime's reports."""
-    from vmpin.sources.nri import translation  # not at the top: a starting watcher's first pass has no events
+    from vmpin.sources.nri.translation import events_of  # not at the top: a first pass has no events
 
     touched: set[SandboxId] = set()
     lost = False
     for event in events:
         try:
-            changes = translation.events_of(node_state.nri_reports.take(event), node_state.state,
-                                            node_state.nri_processes, node_state.config.policy.exclusive_annotation)
+            changes = events_of(node_state.nri_reports.take(event), node_state.state, node_state.nri_processes,
+                                node_state.config.policy.exclusive_annotation)
         except OSError as err:  # out of descriptors, for instance; the other events are applied
             logger.error("NRI event not applied, everything is listed again: %s", err)
             lost = True

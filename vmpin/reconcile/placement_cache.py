@@ -116,8 +116,8 @@ class PlacementCache:
         claims = with_unreported(self._claims, self._unreported, self.node.online)
         if node_changed or exclusive_changed or claims is not before.claims:
             self.own = ownership(claims, self.node, self._pods)
-        if exclusive_changed or any(getattr(self.own, cpus) != getattr(before, cpus)
-                                    for cpus in ("pool", "exclusive", "recent")):
+        if exclusive_changed or (self.own is not before and any(getattr(self.own, cpus) != getattr(before, cpus)
+                                                                for cpus in ("pool", "exclusive", "recent"))):
             dirty.update(self._affected(before, vms.keys()))
         changed = set()
         for sandbox in dirty - failed_claims:
