@@ -19,14 +19,15 @@ from vmpin.named_tuple import NamedTuple
 _KUBELET = "/var/lib/kubelet"
 _CONTAINERD, _CRIO = "/run/containerd/containerd.sock", "/run/crio/crio.sock"
 _KATA = "/opt/kata"
+_RANCHER = "config-v3.toml.tmpl beside it (config.toml.tmpl where its version is 2)"
 NRI = "/var/run/nri/nri.sock"
 
 
 class Distribution(NamedTuple):
     """Its places, all on the node. `program` is the program that the kubelet is a part of, "" where it runs by itself;
     `configurations` are the kubelet's files and `dropins` the directories of its drop-ins, where no command line names
-    them; `engine` is containerd's configuration, or CRI-O's; `kata` the prefix or directory that Kata is usually
-    installed in."""
+    them; `engine` is containerd's configuration, or CRI-O's; `made_from` is to be changed in its place where the
+    distribution writes that anew at each start; `kata` the prefix or directory that Kata is usually installed in."""
 
     name: str
     program: str = ""
@@ -34,6 +35,7 @@ class Distribution(NamedTuple):
     configurations: tuple[str, ...] = ()
     dropins: tuple[str, ...] = ()
     engine: str = "/etc/containerd/config.toml"
+    made_from: str = ""
     socket: str = _CONTAINERD
     kata: str = _KATA
     nri: str = NRI
@@ -44,17 +46,20 @@ DISTRIBUTIONS = (
         "/var/lib/kubelet/config.yaml", "/etc/kubernetes/kubelet/config.json",
         "/etc/kubernetes/kubelet/kubelet-config.json"), dropins=("/etc/kubernetes/kubelet/config.json.d",)),
     Distribution("k3s", "k3s", dropins=("/var/lib/rancher/k3s/agent/etc/kubelet.conf.d",),
-                 engine="/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+                 engine="/var/lib/rancher/k3s/agent/etc/containerd/config.toml", made_from=_RANCHER,
                  socket="/run/k3s/containerd/containerd.sock"),
     Distribution("RKE2", "rke2", dropins=("/var/lib/rancher/rke2/agent/etc/kubelet.conf.d",),
-                 engine="/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+                 engine="/var/lib/rancher/rke2/agent/etc/containerd/config.toml", made_from=_RANCHER,
                  socket="/run/k3s/containerd/containerd.sock"),
     Distribution("k0s", directory="/var/lib/k0s/kubelet", engine="/etc/k0s/containerd.toml",
+                 made_from="a file in /etc/k0s/containerd.d",
                  socket="/run/k0s/containerd.sock"),
     Distribution("MicroK8s", "kubelite", directory="/var/snap/microk8s/common/var/lib/kubelet",
                  engine="/var/snap/microk8s/current/args/containerd.toml",
+                 made_from="containerd-template.toml beside it",
                  socket="/var/snap/microk8s/common/run/containerd.sock"),
     Distribution("Talos", configurations=("/etc/kubernetes/kubelet.yaml",), engine="/etc/cri/containerd.toml",
+                 made_from="machine.files of Talos' configuration (/etc/cri/conf.d/20-customization.part)",
                  kata="/usr/local/share/kata-containers"),
     Distribution("OpenShift", configurations=("/etc/kubernetes/kubelet.conf",), dropins=(
         "/etc/openshift/kubelet.conf.d", "/etc/kubernetes/kubelet.conf.d"), engine="/etc/crio/crio.conf", socket=_CRIO,

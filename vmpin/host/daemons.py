@@ -15,9 +15,9 @@ from vmpin.named_tuple import NamedTuple
 #: The kind of daemon of each program.
 DAEMONS = {
     "irqbalance": "irqbalance", "tuned": "tuned", "numad": "numad", "libvirtd": "libvirt", "virtqemud": "libvirt",
-    "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
-    "nri-resource-policy-topology-aware": "topology-aware", "nri-resource-policy": "nri-policy",
-    "weka-cpuset": "nri-policy", "cpusets-controller": "cpu-pooler",
+    "virtchd": "libvirt", "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "lxd": "lxd", "incusd": "lxd",
+    "nri-resource-policy-balloons": "balloons", "nri-resource-policy-topology-aware": "topology-aware",
+    "nri-resource-policy": "nri-policy", "weka-cpuset": "nri-policy", "cpusets-controller": "cpu-pooler",
     "koordlet": "koordinator", "crane-agent": "crane", "cri-resmgr": "cri-resmgr", "dracpu": "dra-driver-cpu",
     "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler", "ctlplane": "ctlplane", "cmk.py": "cmk",
     "mixedcpu": "mixed-cpus", "mixedcpus": "mixed-cpus", "intel_lpmd": "lpmd", "nomad": "nomad", "slurmd": "slurm"}
@@ -30,7 +30,8 @@ _ENVIRONMENT = {"k3s": ("K3S_CONFIG_FILE", "K3S_DATA_DIR"), "rke2": ("RKE2_CONFI
                          "CONTAINER_DEFAULT_RUNTIME", "CONTAINER_HOOKS_DIR", "KATA_CONF_FILE"),
               "containerd": ("KATA_CONF_FILE", "PATH")}
 #: Daemons that often run in a container and act on the node.
-_FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud", "intel_lpmd"}
+_FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud", "virtchd", "lxd", "incusd",
+                                    "intel_lpmd"}
 #: Those of them that Python runs.
 _SCRIPTS = ("tuned", "cmk.py")
 #: What stands around a program's name: the index of an NRI plugin that the runtime starts (NRI: plugin_path,

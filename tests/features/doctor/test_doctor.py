@@ -234,5 +234,22 @@ def test_the_remedy_for_tuned_spares_every_process_of_a_vm() -> None:
     assert [name for name in names if not any(re.search(pattern, name) for pattern in patterns[1].split(";"))] == []
 
 
+def test_the_remedy_for_tuned_keeps_what_the_profile_spares() -> None:
+    """cpu-partitioning spares OVS-DPDK's threads, which would be moved if a profile replaced its list."""
+    found = facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", (), {
+        "isolated_cores": FoundSetting("1", "/t"), "ps_blacklist": FoundSetting(".*pmd.*;^DPDK;", "/t")}))
+    assert "ps_blacklist=.*pmd.*;^DPDK;.*qemu-.*;" in verdict("tuned", found).remedy
+
+
+@pytest.mark.parametrize(("isolated", "listed"), [("1", True), ("", False)])
+def test_a_list_of_names_is_no_remedy_for_tuneds_groups(isolated: str, listed: bool) -> None:
+    found = facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", (), {
+        "isolated_cores": FoundSetting(isolated, "/t"), "group.vms": FoundSetting("0:*:*:2-3:qemu", "/t")}))
+    judged = verdict("tuned", found)
+    assert judged.level == "bad"
+    assert ("ps_blacklist=" in judged.remedy) is listed
+    assert "group.vms with a pattern that no VMM's command line has" in judged.remedy
+
+
 def test_tuned_without_a_profile_is_right() -> None:
     assert verdict("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned(off=True))).level == "ok"

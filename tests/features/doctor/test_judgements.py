@@ -233,6 +233,7 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("pinners", facts(daemons=(Daemon("lpmd", "intel_lpmd", 4),)), "warn", "intel_lpmd runs"),
     ("pinners", facts(daemons=(Daemon("nomad", "nomad", 4), Daemon("slurm", "slurmd", 5))), "ok",
      "nomad, slurm run here"),
+    ("pinners", facts(daemons=(Daemon("lxd", "incusd", 4),)), "ok", "lxd run"),
     ("proc-connector", facts(connector=ConnectorFacts(False, "CAP_NET_ADMIN is missing")), "warn", "CAP_NET_ADMIN"),
     ("proc-connector", facts(connector=ConnectorFacts()), "unknown", "not tried"),
     ("proc-connector", facts(connector=ConnectorFacts(False), settings={"watch.births": "false"}), "ok",
@@ -350,7 +351,26 @@ def test_what_was_not_looked_at_is_never_called_right_nor_wrong(check: str, foun
 def test_isolated_cpus_in_the_pool_are_freed_where_they_were_isolated(parameters: tuple[str, ...], says: str) -> None:
     found = facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("1-3")),
                   kernel=Kernel("6.12.1", (6, 12), parameters))
-    assert verdict("isolation", found).remedy.endswith(says)
+    remedy = verdict("isolation", found).remedy
+    assert remedy.endswith(says)
+    # No setting of the kubelet keeps them out of its pool (cpumanager/policy_static.go: validateState).
+    assert "shares each CPU that no container owns, isolated or not" in remedy
+
+
+@pytest.mark.parametrize(("file", "says"), [
+    ("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "config-v3.toml.tmpl beside it"),
+    ("/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "config-v3.toml.tmpl beside it"),
+    ("/var/snap/microk8s/current/args/containerd.toml", "containerd-template.toml beside it"),
+    ("/etc/k0s/containerd.toml", "a file in /etc/k0s/containerd.d"),
+    ("/etc/cri/containerd.toml", "machine.files of Talos' configuration"),
+    ("/etc/containerd/config.toml", "")])
+def test_no_remedy_changes_a_file_that_a_distribution_overwrites(file: str, says: str) -> None:
+    engine = containerd(handler(), nri=False, files=(file, "/other"))
+    for check in ("nri", "hooks"):
+        remedy = verdict(check, facts(status={}, nri_socket=False, engines=(engine,), hooks=(
+            hook(read_by=("podman",)),))).remedy
+        made = f"({file} is made anew at each start: change {says}"
+        assert made in remedy if says else "made anew" not in remedy
 
 
 def test_a_value_that_is_not_set_is_named_so() -> None:

@@ -79,10 +79,13 @@ def test_interrupts_that_annotations_let_come_are_no_fault() -> None:
                   **let).level is Level.OK
 
 
-def test_irqbalance_without_a_ban_list_is_warned_of() -> None:
-    result = judged("irqbalance", found(), daemons=RUNS)
+@pytest.mark.parametrize(("alone", "banned", "listed"), [
+    ("", {}, "2-3"), ("6-7", {}, "2-3,6-7"), ("6-7", {"/run/irqbalance/irqbalance4.sock": "5"}, "2-3,5-7")])
+def test_irqbalance_without_a_ban_list_is_warned_of(alone: str, banned: dict[str, str], listed: str) -> None:
+    """A list replaces what irqbalance leaves alone by itself, such as isolated CPUs: the remedy has these as well."""
+    result = judged("irqbalance", found(alone=alone, banned=banned), daemons=RUNS)
     assert (result.level, result.what) == (Level.WARN, "irqbalance may move interrupts to exclusive CPUs 2-3")
-    assert "IRQBALANCE_BANNED_CPULIST=2-3 in /etc/default/irqbalance" in result.remedy
+    assert f"IRQBALANCE_BANNED_CPULIST={listed} in /etc/default/irqbalance" in result.remedy
 
 
 @pytest.mark.parametrize(("alone", "banned", "level"), [

@@ -129,7 +129,9 @@ def test_a_flag_of_gos_is_read(line: str, value: str) -> None:
     ("/ctlplane", "ctlplane"), ("/bin/mixedcpu", "mixed-cpus"), ("/bin/mixedcpus", "mixed-cpus"),
     ("/opt/nri/plugins/99-mixedcpu", "mixed-cpus"),
     ("/usr/sbin/intel_lpmd", "lpmd"), ("/usr/local/bin/nomad|agent|-config=/etc/nomad.d", "nomad"),
-    ("/usr/sbin/slurmd|-D|-s", "slurm"),
+    ("/usr/sbin/slurmd|-D|-s", "slurm"), ("/usr/sbin/virtchd|--timeout|120", "libvirt"),
+    ("/usr/bin/lxd|--group|lxd|--logfile=/var/log/lxd/lxd.log", "lxd"),
+    ("incusd|--group|incus-admin|--logfile|/var/log/incus/incusd.log", "lxd"),
     ("/usr/bin/python3|/cmk/cmk.py|isolate|--pool=infra|/cmk/cmk.py|--|reconcile", "cmk")])
 def test_programs_that_give_out_cpus_are_known_however_they_are_started(
         tmp_path: Path, argv0: str, kind: str) -> None:

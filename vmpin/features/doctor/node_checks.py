@@ -127,8 +127,8 @@ def isolation(facts: NodeFacts) -> CheckResult:
             "end their isolated partition (cpuset.cpus.partition)")
         return warn(f"CPUs {piled} of the shared pool are isolated: the scheduler does not move threads among them, "
                     "so shared containers and floating vCPUs pile up on one",
-                    "keep isolated CPUs out of the shared pool (kubelet: reservedSystemCPUs and a static policy leave "
-                    f"them to exclusive containers), or {how}", *evidence)
+                    "run only containers with CPUs of their own on this node (the kubelet shares each CPU that no "
+                    f"container owns, isolated or not), or {how}", *evidence)
     if machine.isolated and not machine.isolated.isdisjoint(facts.exclusive):
         evidence.append(f"isolated and exclusive: {machine.isolated & facts.exclusive}; one pinned vCPU on each works "
                         "well, several floating vCPUs do not")

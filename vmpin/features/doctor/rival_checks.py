@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vmpin.domain.facts import NodeFacts
+from vmpin.domain.facts import NodeFacts, Tuned
 from vmpin.domain.tuned_movers import HELPERS, VMMS, mask_options, movers, spares_cgroup
 from vmpin.features.common.finding import CheckResult, bad, ok, several, unknown, warn
 
@@ -50,7 +50,10 @@ PINNERS = {
     "nomad": ("Nomad gives its tasks CPUs of its own choosing", "give each its own CPUs: client.reserved.cores of "
               "Nomad, reservedSystemCPUs of the kubelet"),
     "slurm": ("slurmd gives its jobs CPUs of its own choosing", "give each its own CPUs: CpuSpecList in slurm.conf, "
-              "reservedSystemCPUs of the kubelet")}
+              "reservedSystemCPUs of the kubelet"),
+    # incusd/devices.go: deviceTaskBalance; instance/drivers/driver_qemu.go: the threads of its own VMs.
+    "lxd": ("LXD and Incus give their containers CPUs of their own choosing, or all of them", "limits.cpu of each "
+            "instance: a list of CPUs that the kubelet reserves (reservedSystemCPUs)")}
 _BLIND = "the node's processes are invisible here"
 _SEE = "run this as root; in a pod: hostPID: true"
 
@@ -87,14 +90,26 @@ def tuned(facts: NodeFacts) -> CheckResult:
                     "/kata_overhead", *evidence)
     if not moving:
         return warn(f"tuned's profile {active.profile} spares VMMs, but sets the masks of their virtiofsd or shims, "
-                    f"{several(helping)}", _SPARE, *evidence)
+                    f"{several(helping)}", _remedy(active, helping), *evidence)
     return bad(f"tuned's scheduler plugin also sets the masks of VMMs: profile {active.profile}, {several(moving)}",
-               _SPARE, *evidence)
+               _remedy(active, moving), *evidence)
 
 
-_SPARE = ("in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-.*;.*cloud-hyperviso.*;"
-          ".*firecracker.*;.*stratovirt.*;.*openvmm.*;.*virtiofsd.*;.*nydusd.*;.*containerd-shim.*;.*vhost-.*;.*kvm-.*"
-          " (tuned compares the first 15 characters of a name; its default has only qemu-kvm)")
+_VM_NAMES = (".*qemu-.*;.*cloud-hyperviso.*;.*firecracker.*;.*stratovirt.*;.*openvmm.*;.*virtiofsd.*;.*nydusd.*;"
+             ".*containerd-shim.*;.*vhost-.*;.*kvm-.*")
+
+
+def _remedy(active: Tuned, moving: Sequence[str]) -> str:
+    """How to keep tuned off VMs. The new list replaces the profile's own, which may spare OVS-DPDK's threads; of
+    groups tuned compares no list (plugin_scheduler.py: _instance_apply_static)."""
+    own = active.scheduler.get("ps_blacklist")
+    spared = ";".join(filter(None, ("" if own is None else str(own.value).strip(";"), _VM_NAMES)))
+    groups = [key for key in moving if key != "isolated_cores"]
+    ways = [f"[scheduler] ps_blacklist={spared} (tuned compares the first 15 characters of a name)"
+            ] if len(groups) < len(moving) else []
+    ways += [f"{several(groups)} with a pattern that no VMM's command line has (ps_blacklist spares none from a group)"
+             ] if groups else []
+    return f"in a profile that includes this one: {'; and '.join(ways)}"
 
 
 def _names(facts: NodeFacts, spared: Sequence[bool | None]) -> tuple[set[str], set[str]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.distributions import DISTRIBUTIONS
 from vmpin.domain.facts import CRIO_DEFAULT, Checkpoint, Engine, NodeFacts
 from vmpin.domain.terminal import number_of
 from vmpin.features.common.finding import CheckResult, bad, denied, ok, several, unknown, warn
@@ -226,12 +227,19 @@ def _no_socket(wanted: str, path: str, engines: Sequence[Engine], evidence: Sequ
              f"{', '.join(engine.name for engine in engines)} opens no NRI socket")
     remedy = ("containerd: disable = false and disable_connections = false under plugins.'io.containerd.nri.v1.nri' "
               "(off by default in 1.7); CRI-O: enable_nri = true and nri_disable_connections = false under crio.nri; "
-              "then restart it. Or register the hook: `vmpin install hook --hooks-dir DIR`")
+              f"then restart it{_made(engines)}. Or register the hook: `vmpin install hook --hooks-dir DIR`")
     other = [engine.nri_socket for engine in engines if engine.nri_socket and engine.nri_socket != path]
     if other:
         remedy = f"its socket is {other[0]}: set paths.nri to that. Otherwise: {remedy}"
     verdict = bad if wanted == "on" else warn
     return verdict(f"{where}: without it changes are found only at a resync", remedy, *evidence)
+
+
+def _made(engines: Iterable[Engine]) -> str:
+    """Name the file to change where a distribution overwrites the runtime's own."""
+    read = {path for engine in engines for path in engine.files}
+    made = {place.engine: place.made_from for place in DISTRIBUTIONS if place.made_from and place.engine in read}
+    return "".join(f" ({path} is made anew at each start: change {source})" for path, source in made.items())
 
 
 def _engine_evidence(engine: Engine) -> str:
@@ -280,7 +288,7 @@ def hooks(facts: NodeFacts) -> CheckResult:
         and not any(f"containerd handler {handler.name}" in hook.read_by for hook in facts.hooks))
     if unhooked:
         return warn(f"no hook runs for pods of containerd's handlers {several(unhooked)}: their base specs, if any, "
-                    "have none", _NAME_IT, *evidence)
+                    "have none", f"{_NAME_IT}{_made(facts.engines)}", *evidence)
     lacking = _STAGES - {stage for hook in facts.hooks for stage in hook.stages}
     if lacking:
         return warn(f"stages without the hook: {', '.join(sorted(lacking))}; each of Kata's runtimes skips some",

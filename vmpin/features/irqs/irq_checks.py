@@ -94,9 +94,11 @@ def irqbalance(facts: NodeFacts) -> CheckResult:
     left_alone = union(map(CpuSet.parse, asked or [facts.of_features["irqs"]["alone"]]))
     open_to = _closed(facts) - left_alone
     if open_to:
+        # A list of one's own ends what irqbalance leaves alone by itself (cputree.c: setup_banned_cpus).
+        listed = facts.exclusive | left_alone | CpuSet.parse(facts.of_features["irqs"]["alone"])
         return warn(f"irqbalance may move interrupts to exclusive CPUs {open_to}",
                     f"irqs.policy: away has it leave them alone over its socket; or IRQBALANCE_BANNED_CPULIST="
-                    f"{facts.exclusive} in /etc/default/irqbalance (or /etc/sysconfig), and restart it", *evidence)
+                    f"{listed} in /etc/default/irqbalance (or /etc/sysconfig), and restart it", *evidence)
     return ok("irqbalance runs, and leaves exclusive CPUs alone", *evidence)
 
 
