@@ -20,7 +20,7 @@ from vmpin.domain.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.domain.sandbox_placement import Placement, Previous, VcpuPlacement, Verdict
 from vmpin.domain.terminal import number_of
 from vmpin.named_tuple import NamedTuple
-from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
+from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted, is_exclusive
 from vmpin.placement.rulings import effective_containers
 from vmpin.placement.vcpus import CandidateCpus, place_vcpus
 
@@ -66,6 +66,10 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     if not mask:
         return _unmanaged(request, *reasons)
     lost = bool(reasons)
+    offline = union(container.own_cpus for container in request.containers
+                    if is_exclusive(container) and is_counted(container)) - node.online
+    if offline and not lost:
+        reasons.append(f"CPUs {offline}, which its containers own, are not online")
     allowed = mask - foreign  # a stale cpuset still contains CPUs that became another pod's
     exclusive = claim.cpus
     candidates = CandidateCpus(allowed, exclusive, foreign, allowed - exclusive, node, own)
@@ -80,7 +84,7 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     if (shortage or unserved) and request.vcpus_identified:
         reasons += _uncounted_by_kata(request)
     others = {role: _other(role, candidates, policy, request, reasons) for role in _OTHERS}
-    verdict = _verdict(request, claim, places, policy, lost, bool(shortage or unserved), reasons)
+    verdict = _verdict(request, claim, places, policy, lost, bool(shortage or unserved or offline), reasons)
     return Placement(request.id, mask, verdict, tuple(dict.fromkeys(reasons)), places, others, containers,
                      _waiting(request, own, allowed), claim.pending)
 
@@ -107,7 +111,8 @@ def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, 
 def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement], policy: Policy, lost: bool,
              short: bool, reasons: list[str]) -> Verdict:
     """The verdict on a placement. If it waits for more vCPUs, the reason is added to `reasons`.
-    :param lost: S had no valid CPU. :param short: too few vCPUs, for one-to-one or for a container."""
+    :param lost: S had no valid CPU. :param short: too few vCPUs, for one-to-one or for a container, or CPUs of
+    its own are offline."""
     if policy.vcpus is VcpuRule.OFF:
         return Verdict.OFF
     if request.vcpu_state is VcpuState.AWAITED and not lost:

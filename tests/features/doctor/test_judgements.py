@@ -77,6 +77,13 @@ def partitioned(*vmms: str) -> NodeFacts:
     ("kernel", facts(kernel=Kernel("6.6.96.mshv", (6, 6), mshv=True)), "warn", "Microsoft's hypervisor"),
     ("cpus", facts(cpus=CpuFacts(trouble="no such file")), "unknown", "are unknown"),
     ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-2"), CpuSet.parse("0-3"))), "bad", "CPUs 3 are exclusive"),
+    # The status has owned CPUs of the node as far as they are online.
+    ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-2"), CpuSet.parse("0-3")), checkpoint=STATIC,
+                   status={**status(), "node": {**status()["node"], "exclusive": "2"}}), "bad",
+     "CPUs 3 are exclusive"),
+    ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-2"), CpuSet.parse("0-3")), checkpoint=None,
+                   status={**status(sandbox(containers=[{"own_cpus": "2-3"}, {"own_cpus": None}])),
+                           "node": {**status()["node"], "exclusive": "2"}}), "bad", "CPUs 3 are exclusive"),
     ("cpus", facts(settings={"node.housekeeping": "9"}), "warn", "CPUs 9 of node"),
     ("cpus", facts(cpus=CpuFacts(CpuSet.parse("0-6"), CpuSet.parse("0-7")), cgroups="hybrid"), "warn",
      "CPUs 7 are off"),

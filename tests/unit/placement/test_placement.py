@@ -123,6 +123,21 @@ def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
     assert not foreign & found.vcpus[0].cpus.frozen()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("containers", "pinned"), [
+    ([own_cpus("main", "14-17")], {1: "14", 2: "15"}),
+    ([own_cpus("main", "16"), box("side", "1")], {}),  # none of those that it owns is left
+    ([own_cpus("main", "14"), own_cpus("more", "15-16")], {1: "14", 2: "15"}),
+])
+def test_a_vm_of_which_some_owned_cpus_are_offline_is_degraded(containers: list[Container],
+                                                              pinned: dict[int, str]) -> None:
+    """As after `echo off >/sys/devices/system/cpu/smt/control`: each pod with whole cores has half of its CPUs."""
+    found = decide(containers, vcpus(0, 1, 2), node())
+    assert {vcpu.id: str(vcpu.cpus) for vcpu in found.vcpus if vcpu.pinned} == pinned
+    assert found.verdict is Verdict.DEGRADED
+    offline = "16-17" if len(containers) == 1 else "16"
+    assert found.reasons == (f"CPUs {offline}, which its containers own, are not online",)
+
+
 @pytest.mark.parametrize(("containers", "masks", "apart"), [
     ([box("side", "2-3"), box("log", "4")], {0: "0-1,4-7", 1: "0-1,4-7", 2: "0-1,4-7"}, "0-1,4-7"),
     # Not on the CPUs of the VM's exclusive container either.

@@ -4,7 +4,7 @@ Pure."""
 
 from __future__ import annotations
 
-from vmpin.cpuset import CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import number_of
 from vmpin.features.common.finding import CheckResult, bad, ok, several, unknown, warn
@@ -98,7 +98,7 @@ def cpus(facts: NodeFacts) -> CheckResult:
     evidence = [f"online {machine.online}" + (f" of {machine.present}" if machine.present else ""),
                 f"SMT {'is on' if machine.smt else 'is switched off' if machine.smt_off else 'is off or absent'}",
                 f"exclusive {facts.exclusive or 'none'}, shared pool {facts.pool or 'unknown'}"]
-    gone = facts.exclusive - machine.online
+    gone = _owned(facts) - machine.online
     if gone:
         return bad(f"CPUs {gone} are exclusive to a container and not online",
                    "bring them online (echo 1 >/sys/devices/system/cpu/cpuN/online), or restart their pods", *evidence)
@@ -111,6 +111,14 @@ def cpus(facts: NodeFacts) -> CheckResult:
         return warn(f"CPUs {offline} are offline, and cgroup v1 has removed them from every cpuset permanently",
                     "once they are online, write the CPUs into cpuset.cpus again, or restart the pods", *evidence)
     return ok(f"{number_of(len(machine.online), 'CPU is')} online", *evidence)
+
+
+def _owned(facts: NodeFacts) -> CpuSet:
+    """The CPUs that containers own, online or not: those in the status of the node are online."""
+    point = None if facts.settings.get("watch.kubelet") == "false" else facts.checkpoint
+    return union((facts.exclusive, EMPTY if point is None else point.exclusive, *(
+        CpuSet.parse(container.get("own_cpus") or "") for sandbox in facts.sandboxes
+        for container in sandbox.get("containers", ()))))
 
 
 def isolation(facts: NodeFacts) -> CheckResult:
