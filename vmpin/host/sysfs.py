@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from vmpin.bounded import parse_whole
@@ -29,6 +30,15 @@ class Sysfs:
         self.cpu = f"{self.root}/devices/system/cpu"
         self.node = f"{self.root}/devices/system/node"
 
+    @cached_property
+    def _covered(self) -> bool:
+        """Whether a file of lxcfs is mounted on the list of online CPUs: it shows a container, as `0-3`, as many CPUs
+        as its quota or cpuset has (lxcfs, src/sysfs_fuse.c: do_cpuset_read)."""
+        try:
+            return os.stat(f"{self.cpu}/online").st_dev != os.stat(self.root).st_dev
+        except OSError:
+            return False
+
     def online(self) -> CpuSet:
         """The online CPUs: one file, read in every pass. :raises SourceError: it is missing or invalid."""
         path = f"{self.cpu}/online"
@@ -41,7 +51,15 @@ class Sysfs:
             raise SourceError(path, str(err)) from err
         if not online:
             raise SourceError(path, "does not exist" if raw is None else "names no CPU")
-        return online
+        return (self._by_other_lists(online) or online) if self._covered else online
+
+    def _by_other_lists(self, shown: CpuSet) -> CpuSet:
+        """The online CPUs by the kernel's other two lists, where a covered one lacks CPUs that the topmost cgroup in
+        sight has; EMPTY elsewhere: in a container of LXC it may have all that the container's processes may use."""
+        tops = (cpu_list(f"{self.root}/fs/cgroup/{name}") for name in ("cpuset.cpus.effective", "cpuset/cpuset.cpus"))
+        if union(top or EMPTY for top in tops) <= shown:
+            return EMPTY
+        return (cpu_list(f"{self.cpu}/present") or EMPTY) - (cpu_list(f"{self.cpu}/offline") or EMPTY)
 
     def smt_off(self) -> bool:
         """Whether SMT is switched off, or to fewer threads than a core has (on POWER: their number), by `nosmt` or at

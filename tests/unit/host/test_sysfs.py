@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,28 @@ MACHINES = {
         cpus("0-7"), caches=groups("0-3", "4-7"), nodes={0: cpus("0-3"), 1: cpus("4-7")},
         isolated=cpus("2-3"), nohz_full=cpus("2-3"), present=cpus("0-7")),
 }
+
+
+@pytest.mark.parametrize(("shown", "top", "online"), [
+    ("0-3", "fs/cgroup/cpuset.cpus.effective = 0-15", "0-6,8-15"),  # a pod's quota has four CPUs
+    ("0-3", "fs/cgroup/cpuset/cpuset.cpus = 2,5,7,9", "0-6,8-15"),  # a container's of LXC, whose cpuset has four
+    ("2,5", "fs/cgroup/cpuset.cpus.effective = 2,5", "2,5"),  # lxcfs without --enable-cfs
+    ("2,5", "fs/cgroup/cgroup.procs = ", "2,5")])
+def test_the_view_of_a_container_does_not_take_the_machines_cpus_for_offline(
+        tmp_path: Path, shown: str, top: str, online: str) -> None:
+    """lxcfs, a file system of its own, is mounted on the list of online CPUs: with it (Debian's lxcfs 5.0.3) a watcher
+    with half a CPU's quota took every CPU but 0 for offline, and would have put all VMs there."""
+    tree = make_tree(tmp_path, f"{top}\ndevices/system/cpu/present = 0-15\ndevices/system/cpu/offline = 7\n")
+    place = tree / "devices/system/cpu/online"
+    with tempfile.NamedTemporaryFile("w", dir="/dev/shm") as view:
+        view.write(f"{shown}\n")
+        view.flush()
+        assert os.stat(view.name).st_dev != os.stat(tree).st_dev
+        place.symlink_to(view.name)
+        assert Sysfs(tree).online() == cpus(online)
+        place.unlink()
+        place.write_text(f"{shown}\n")
+        assert Sysfs(tree).online() == cpus(shown), "the kernel's own list counts"
 
 
 def test_every_recorded_machine_is_in_a_table() -> None:
