@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,16 @@ intr 0 0 0
 def lines(directory: Path, text: str) -> CpuLines:
     (directory / "stat").write_text(text)
     return CpuLines(Procfs(directory), 13)
+
+
+def test_the_view_of_a_container_has_no_times_of_cpus(tmp_path: Path) -> None:
+    """lxcfs is a file system of its own, as /dev/shm is."""
+    with tempfile.NamedTemporaryFile("w", dir="/dev/shm") as view:
+        view.write("cpu  1 0 1 9 0 0 0 0 0 0\ncpu0 1 0 1 9 0 0 0 0 0 0\n")
+        view.flush()
+        (tmp_path / "stat").symlink_to(view.name)
+        assert os.stat(view.name).st_dev != os.stat(tmp_path).st_dev
+        assert CpuLines(Procfs(tmp_path), 13).cpus() == []
 
 
 def test_idle_interrupts_and_steal_are_read_of_the_cpus_that_are_online(tmp_path: Path) -> None:

@@ -34,7 +34,10 @@ class CpuLines:
     def __init__(self, proc: Procfs, most: int) -> None:
         """Read the lines of all CPUs from /proc/stat. :param most: the highest possible CPU number.
         :raises OSError: /proc/stat cannot be read."""
-        raw = read_file(f"{proc.root}/stat", _LINE * (most + 2)) or b""
+        path = f"{proc.root}/stat"
+        raw = read_file(path, _LINE * (most + 2)) or b""
+        if raw and os.stat(path).st_dev != os.stat(proc.root).st_dev:
+            raw = b""  # a file of lxcfs, mounted there, has made-up times of a container's CPUs (src/proc_cpuview.c)
         self.at = time.monotonic_ns()
         self._lines = {line.partition(b" ")[0]: line for line in raw.split(b"\n")[:-1] if line.startswith(b"cpu")}
 
