@@ -1,6 +1,6 @@
 """The authorities of a node: the programs and settings that decide which container owns which CPUs. `Rank` (in
-domain.assignments) is the table of all authorities in their order; `Authorities` has those of this node, and derives
-the rulings in force.
+domain.assignments) is the table of all authorities in their order; `Authorities` derives the rulings in force from
+those that a node has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GivenAuthority(NamedTuple):
 
 
 class Authorities:
-    """The authorities of this node, one of each rank. `declared` and `pool` are on every node.
+    """Authorities, one of each rank. `declared` and `pool` are on every node.
     :param pool: the configured shared pool, None or empty for none. :param more: the other authorities."""
 
     def __init__(self, pool: CpuSet | None, more: Iterable[Authority]) -> None:
