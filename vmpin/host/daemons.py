@@ -3,8 +3,10 @@ only."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -42,6 +44,8 @@ _AROUND = re.compile(r"^[0-9]{2}-(?=.)|^\.(?=.+-wrapped$)|(?<=.)-wrapped$|(?<=^k
 _NRI_POLICY = "nri-resource-policy"
 #: RHEL 8's programs have a Python of their own, /usr/libexec/platform-python.
 _INTERPRETER = re.compile(r"(platform-)?python[0-9.]*")
+#: Seconds in which a container's command line is read, and how many reads may take longer before no other is tried.
+_PATIENCE, _MOST_HANGING = 1.0, 4
 _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 
 
@@ -59,11 +63,16 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
     unprivileged user, counts only if its program usually runs in a container: any container, and any user of the node,
     may run a `kubelet`, with paths of its own. Processes that may not be read (hidepid=, SELinux) are left out."""
     names = frozenset(wanted)
-    running = []
+    running, hanging = [], 0
     for pid in sorted(map(int, proc.pids())):
         try:
-            nested = proc.nested(pid)
-            argv = [] if nested and not _may_run(proc, pid, names & _FROM_A_POD) else proc.cmdline(pid)
+            if not (nested := proc.nested(pid)):
+                argv = proc.cmdline(pid)
+            elif hanging < _MOST_HANGING and _may_run(proc, pid, names & _FROM_A_POD):
+                argv, hangs = _containers(proc, pid)
+                hanging += hangs
+            else:
+                argv = []
         except PermissionError:
             continue
         if len(argv) == 1:
@@ -75,11 +84,28 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
 
 
 def _may_run(proc: Procfs, pid: int, names: Iterable[str]) -> bool:
-    """Whether a container's process may run one of these, by its thread's name: a read of its command line may never
-    end (vmm.recognition.is_containers)."""
+    """Whether a container's process may run one of these, by its thread's name."""
     stat = proc.stat(pid)
     return stat is not None and any(
         name[:8] in stat.comm or ("python" in stat.comm and name in _SCRIPTS) for name in names)
+
+
+def _containers(proc: Procfs, pid: int) -> tuple[list[str], bool]:
+    """The command line of a container's process, and whether a read of it hangs: it may never end
+    (vmm.recognition.is_containers), so it has a thread of its own, which the end of this process ends."""
+    lines: list[list[str]] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            lines.append(proc.cmdline(pid))
+
+    thread = threading.Thread(target=read, name="vmpin-cmdline", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # there may be no more threads (pids.max)
+        return [], False
+    thread.join(_PATIENCE)
+    return lines[0] if lines else [], thread.is_alive()
 
 
 def _environment(proc: Procfs, pid: int, names: Sequence[str]) -> dict[str, str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -73,6 +76,30 @@ def test_a_command_line_that_may_never_be_read_is_left_alone(
     (tmp_path / "3/cmdline").unlink()
     (tmp_path / "3/cmdline").mkdir()
     assert [program.name for program in daemons.programs(found, (*names, "containerd"))] == ["containerd"]
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_daemons_command_line_that_is_never_read_holds_up_no_search(tmp_path: Path, count: int) -> None:
+    """A pod's program may be named so, and keep a read waiting: a FIFO without a writer does."""
+    found = proc(tmp_path, p3="/usr/bin/tuned", p30="/koordlet", p31="containerd",
+                 **{f"p{10 + number}": "koordlet" for number in range(count)})
+    for pid in (*range(10, 10 + count), 3, 30):
+        (tmp_path / f"{pid}/status").write_text(f"Name:\tx\nNSpid:\t{pid}\t1\n")
+    fifos = [tmp_path / f"{10 + number}/cmdline" for number in range(count)]
+    for fifo in fifos:
+        fifo.unlink()
+        os.mkfifo(fifo)
+    seen: list[str] = []
+    searching = threading.Thread(target=lambda: seen.extend(program.name for program in daemons.programs(found)))
+    searching.start()
+    searching.join(120)
+    hangs = searching.is_alive()
+    while any(thread.name == "vmpin-cmdline" for thread in threading.enumerate()) or searching.is_alive():
+        for fifo in fifos:
+            with contextlib.suppress(OSError):  # no reader is waiting
+                os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    assert not hangs
+    assert seen == ["tuned", *["koordlet"] * (count < 4), "containerd"]
 
 
 def test_a_process_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:
