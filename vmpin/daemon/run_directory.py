@@ -6,6 +6,7 @@ watcher may start, and no hook and no command finds the sockets."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -155,7 +156,8 @@ class RunDirectory:
         return run
 
     def close(self) -> None:
-        """Remove the sockets, but none of another watcher. The status socket's directory stays: a container that has
-        mounted it would not see a new one of that name."""
+        """Remove the sockets, but none of another watcher; one that cannot be removed (EROFS) stays. The status
+        socket's directory stays: a container that has mounted it would not see a new one of that name."""
         for listener in (self.hook, self.control, self.status):
-            listener.remove()
+            with contextlib.suppress(OSError):
+                listener.remove()

@@ -80,8 +80,10 @@ class Lock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:
             holder = os.pread(fd, 32, 0).partition(b"\n")[0].decode("ascii", "replace").strip()
+            # `held` could not see it for a moment (EIO, ENOMEM, a directory that was moved away and back).
+            own = self._fd >= 0 and os.path.samestat(os.fstat(fd), os.fstat(self._fd))
             os.close(fd)
-            if err.errno != errno.EWOULDBLOCK:
+            if own or err.errno != errno.EWOULDBLOCK:
                 raise self._error(err) from err
             raise LockHeldError(f"another vmpin (pid {holder or 'unknown'}) is at work on {self.path.parent}",
                                 "stop it first; two would set the masks of the same threads") from None

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from need import need_root
+from need import need_root, need_unshare
 
 from vmpin.config import loading as config
 from vmpin.config.settings import Config
@@ -89,6 +89,21 @@ def test_a_lock_that_another_holds_by_now_is_not_taken(settings: Config, lock: L
     assert len(os.listdir("/proc/self/fd")) == fds
     lock.again()
     assert lock.held()
+
+
+def test_its_own_lock_that_could_not_be_seen_for_a_moment_is_not_called_anothers(
+        settings: Config, lock: Lock) -> None:
+    """The watcher would end, as before a directory that is another's by now."""
+    run = settings.paths.run
+    run.rename(run.with_name("away"))
+    assert not lock.held()
+    run.with_name("away").rename(run)
+    with pytest.raises(WatcherError) as raised:
+        lock.again()
+    assert not isinstance(raised.value, LockHeldError)
+    assert lock.held()
+    with pytest.raises(LockHeldError):
+        Lock(lock.path).__enter__()
 
 
 def test_a_fifo_in_the_locks_place_is_reported(settings: Config) -> None:
@@ -284,6 +299,25 @@ def test_a_socket_that_cannot_be_given_to_its_group_leaves_nothing() -> None:
         os.chmod(open_to_all, 0o777)
         child = subprocess.run([sys.executable, "-c", script, open_to_all], capture_output=True, text=True, check=True)
     assert (child.stdout, child.stderr) == ("0 False\n", "")
+
+
+@pytest.mark.root
+def test_a_socket_that_cannot_be_removed_keeps_no_watcher_from_its_end(tmp_path: Path) -> None:
+    """Features would not give back what they changed. A mount point is one (EBUSY), as all are on a disk that has
+    become read-only."""
+    need_root()
+    need_unshare("-m")  # where mounts are permitted
+    settings = config.load(None, {}, {"paths.run": str(tmp_path / "run")})
+    with Lock(settings.paths.lock_file) as lock:
+        directory = RunDirectory(settings, lock)
+        directory.open()
+        subprocess.run(["mount", "--bind", settings.paths.hook_socket, settings.paths.hook_socket], check=True)
+        try:
+            directory.close()
+            assert settings.paths.hook_socket.exists()
+        finally:
+            subprocess.run(["umount", settings.paths.hook_socket], check=True)
+        assert not settings.paths.control_socket.exists()
 
 
 def test_a_listener_without_a_socket_says_why_and_keeps_nothing_of_each_attempt(tmp_path: Path) -> None:
