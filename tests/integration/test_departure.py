@@ -68,7 +68,16 @@ def counted(tid, cpus):
     if sys.argv[2] == "masks" and len(done) == 2:
         end()
 os.sched_setaffinity = counted
-one_pass.leave(settings.load(Path(sys.argv[1]), {}, {}), end)
+unlink = Path.unlink
+def ended(path, *args, **more):
+    if path.name == "lock":
+        end()
+    unlink(path, *args, **more)
+if sys.argv[2] == "files":
+    Path.unlink, end_at_guests = ended, lambda *_: None
+else:
+    end_at_guests = end
+one_pass.leave(settings.load(Path(sys.argv[1]), {}, {}), end_at_guests)
 """
 
 
@@ -98,6 +107,31 @@ def test_a_killed_restoration_does_the_rest_when_it_is_called_again(node: Node, 
             node.start()
             node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
             assert node.stop() == 0
+        assert node.data("unpin", "--all")["gone"]
+        assert by_tid(vm.pid) == before
+        assert not node.run.exists()
+
+
+@pytest.mark.parametrize("by", ["", "a watcher"])
+def test_a_kill_after_the_record_was_removed_leaves_the_masks_that_it_had(node: Node, by: str) -> None:
+    """Without a record, masks that may be vmpin's become all CPUs."""
+    first, second = two_cpus()
+    node.configure(node={"shared_pool": first})
+    with Qemu(node.id("a")) as vm:
+        for tid in vm.tids():
+            os.sched_setaffinity(tid, {int(second)})
+        before = by_tid(vm.pid)
+        node.start()
+        node.wait_for_all(vm.pid, first)
+        node.kill()
+        ran = subprocess.run([sys.executable, "-c", KILLED, node.config, "files"], env=node.environment)
+        assert ran.returncode == -signal.SIGKILL
+        assert not {"state.json", "originals.json"} & set(os.listdir(node.run))
+        assert by_tid(vm.pid) == before
+        if by:
+            node.start()
+            node.wait_for_all(vm.pid, first)
+            node.kill()
         assert node.data("unpin", "--all")["gone"]
         assert by_tid(vm.pid) == before
         assert not node.run.exists()

@@ -115,6 +115,17 @@ def note_use(path: Path) -> None:
             os.close(fd)
 
 
+def note_end_of_use(path: Path) -> None:
+    """Note in the lock's file that all masks are restored: without the state file they count as the original ones
+    again. No error, as in `note_use`."""
+    with contextlib.suppress(OSError):
+        fd = open_regular(path, os.O_RDWR)
+        try:
+            os.pwrite(fd, _UNUSED, len(os.pread(fd, 64, 0).removesuffix(_UNUSED)))
+        finally:
+            os.close(fd)
+
+
 def _shows_use(content: bytes) -> bool:
     """Whether a process that wrote this may have set masks."""
     return bool(content) and not content.endswith(_UNUSED)

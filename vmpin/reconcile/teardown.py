@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vmpin.config.settings import Config
 from vmpin.feature import features, present, settle
+from vmpin.host import lock
 from vmpin.pinning.apply import Result
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
@@ -44,6 +45,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     from vmpin.host import sockets
     from vmpin.sources.spool import Spool
 
+    lock.note_end_of_use(config.paths.lock_file)  # a kill from now on leaves the record incomplete
     removed = [_is_removed(path) for path in _files(config)]
     for path in _sockets(config):
         sockets.remove_left(path)
