@@ -191,8 +191,12 @@ class ProcEventsFeed:
         count, relevant = self._handle(time.perf_counter())
         if self._waiting or (count and not relevant):
             self._poll_later(connector, relevant, self._clock() - began)
-        else:
+            return
+        try:
             asyncio.get_running_loop().add_reader(connector.fd, self._readable)
+        except OSError as err:  # ENOSPC: programs of the same user, as in a container, have all epoll watches
+            if not self._broken.done():
+                self._broken.set_exception(err)
 
     @log.operation()
     def _handle(self, since: float) -> tuple[int, bool]:

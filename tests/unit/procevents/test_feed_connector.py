@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
+import select
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from events_feed import Received, Scripter, running, until, vmm
 
-from vmpin.config.timeouts import Timeouts
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.procevents.feed import ProcEventsFeed
-from vmpin.wire.proc_events import KTHREADD, Event, Fork
+from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
+from vmpin.wire.proc_events import KTHREADD, Event, Exec, Fork
 
 pytestmark = pytest.mark.root
 pytest_plugins = ["given_feed"]
@@ -144,3 +149,27 @@ async def test_it_ends_with_an_error_when_the_connector_cannot_be_read(received:
     assert not received.feed.source_health().up
     async with running(received):
         assert received.lost >= 3
+
+
+async def test_it_ends_with_an_error_when_the_loop_cannot_wait_for_the_connector_again(received: Received) -> None:
+    """After a storm, in which it was polled. A kernel without epoll watches for this user refuses it, as it refuses
+    a descriptor that is there already. No new thread would be reported any more."""
+    loop: Any = asyncio.get_running_loop()
+    scripter = Scripter(*(Exec(time.monotonic_ns(), os.getpid()) for _ in range(3)))
+    taken = itertools.count()
+
+    class Storm(NewbornPlacer):
+        def handle(self, events: Iterable[Event]) -> FollowUp:
+            if next(taken) == 1:  # the first was read by the loop's reader, the others are polled
+                assert scripter.made is not None
+                select.epoll.fromfd(os.dup(loop._selector.fileno())).register(scripter.made.fd, 0)
+            return super().handle(events)
+
+    async with running(received):
+        pass  # it is skipped where there is no connector
+    received.make(TIMEOUTS, Storm(received.reconciler), scripter)
+    received.step = TIMEOUTS.events_turn
+    task = asyncio.create_task(received.feed.run())
+    with vmm("a"), pytest.raises(FileExistsError):
+        await asyncio.wait_for(task, 120)
+    assert not received.feed.source_health().up
