@@ -11,7 +11,7 @@ imports what it needs when it is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -284,6 +284,6 @@ def explained_pods(config: Config) -> list[ExplainedPods]:
     return [*present(pods(config) for pods in present(feature.explained_pods for feature in features()))]
 
 
-def settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
-    """Have features give back what they changed of sandboxes. :returns: whether all of that was possible."""
-    return all([part(view, sandboxes) for part in present(feature.settle for feature in features())])
+def settlements(view: NodeView, sandboxes: Collection[SandboxId]) -> list[Callable[[], bool]]:
+    """Return what gives back what features changed of sandboxes; each returns whether all of that was possible."""
+    return [partial(part, view, sandboxes) for part in present(feature.settle for feature in features())]

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
-from vmpin.feature import settle
 from vmpin.host.lock import Lock
 from vmpin.pinning.apply import Result
 from vmpin.pinning.plan import SetAffinity
 from vmpin.reconcile.intake import take_spool
 from vmpin.reconcile.reconciler import PassReport, Reconciler
+from vmpin.reconcile.teardown import forget, give_all_back, settle
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.spool import Spool
 
@@ -64,17 +64,15 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
     :param release: has the guests remove their maps, which needs the files.
     :returns: the view of the node, with the remaining original masks; the results; the value of `release`; whether
         the files were removed: they stay where not everything could be given back."""
-    from vmpin.reconcile import teardown
-
     with Lock(config.paths.lock_file) as lock:
         try:
             reconciler = _read(config, used=lock.used)
         except BaseException:
             lock.undo()
             raise
-        results = teardown.give_all_back(reconciler)
+        results = give_all_back(reconciler)
         released = release(reconciler.view)
-        return reconciler.view, results, released, teardown.forget(config, reconciler)
+        return reconciler.view, results, released, forget(config, reconciler)
 
 
 def _read(config: Config, acts: bool = True, used: bool | None = None) -> Reconciler:

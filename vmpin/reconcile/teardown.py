@@ -5,15 +5,18 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 
 from vmpin.config.settings import Config
-from vmpin.feature import features, present, settle
+from vmpin.domain.model import SandboxId
+from vmpin.feature import features, present, settlements
 from vmpin.host import lock
 from vmpin.pinning.apply import Result
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.view import NodeView
 
 logger = logging.getLogger(__name__)
 
@@ -29,23 +32,42 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
     return results
 
 
+def settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
+    """Have features give back what they changed of sandboxes. :returns: whether all of that was possible."""
+    return _all_done(settlements(view, sandboxes))
+
+
+def _all_done(parts: Iterable[Callable[[], bool]]) -> bool:
+    """Call every part; one that fails, which is logged, keeps no other from its work. :returns: whether all returned
+    True."""
+    done = True
+    for part in parts:
+        try:
+            done &= part()
+        except OSError as err:
+            logger.error("not given back: %s", err)
+            done = False
+    return done
+
+
 def forget(config: Config, reconciler: Reconciler) -> bool:
     """Remove vmpin's files, with the lock held; but keep them if some masks are not restored, to try again. What
     another program has put in a file's place, such as a directory, stays, and is logged.
     :returns: whether everything was removed."""
-    given_back = all([give_back(config) for give_back in present(feature.give_back for feature in features())])
+    given_back = _all_done(partial(give_back, config)
+                           for give_back in present(feature.give_back for feature in features()))
     if reconciler.node_state.originals:
         reconciler.node_state.save()
         logger.error("not all masks restored sandboxes=%d: the original masks are still in %s",
                      len(reconciler.node_state.originals), config.paths.state_file)
         return False
+    lock.note_end_of_use(config.paths.lock_file)  # a kill from now on leaves the record incomplete
     if not given_back:
         return False
     # Not at the top: a starting watcher does not need them, and asyncio takes as long as all other imports.
     from vmpin.host import sockets
     from vmpin.sources.spool import Spool
 
-    lock.note_end_of_use(config.paths.lock_file)  # a kill from now on leaves the record incomplete
     removed = [_is_removed(path) for path in _files(config)]
     for path in _sockets(config):
         sockets.remove_left(path)

@@ -11,6 +11,7 @@ from strayed import spinners
 
 from vmpin.config.settings import Config
 from vmpin.feature import Feature
+from vmpin.host.lock import Lock, note_use
 from vmpin.reconcile import teardown
 
 
@@ -41,6 +42,41 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path, monkeypatch
         assert teardown.forget(reconciler.node_state.config, reconciler)
         assert not reconciler.node_state.config.paths.run.exists()
         assert {frozenset(os.sched_getaffinity(each.vmm.pid)) for each in (vm, other)} == {both.frozen()}
+
+
+def test_a_feature_that_fails_keeps_nothing_else_from_being_given_back(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """With the masks restored, no record of them is missing either, if it could not be written at last."""
+    called: list[str] = []
+
+    def failing(*given: object) -> bool:
+        called.append("failing")
+        raise OSError(24, "Too many open files")
+
+    def giving(*given: object) -> bool:
+        called.append("giving")
+        return True
+
+    monkeypatch.setattr("vmpin.feature.features", lambda: [Feature(name="a", settle=failing),
+                                                           Feature(name="b", settle=giving)])
+    monkeypatch.setattr(teardown, "features", lambda: [Feature(name="a", give_back=failing),
+                                                       Feature(name="b", give_back=giving)])
+    with spinners(tmp_path) as node:
+        vm = node.vm()
+        both = node.here | node.there
+        node.move(vm, both)
+        assert node.repair(vm) == 1
+        config, reconciler = node.reconciler.node_state.config, node.reconciler
+        with Lock(config.paths.lock_file):
+            note_use(config.paths.lock_file)
+            teardown.give_all_back(reconciler)
+            assert not teardown.forget(config, reconciler)
+            assert config.paths.state_file.exists()
+        assert called == ["failing", "giving"] * 2
+        assert caplog.text.count("not given back: [Errno 24] Too many open files") == 2
+        assert frozenset(os.sched_getaffinity(vm.vmm.pid)) == both.frozen()
+        with Lock(config.paths.lock_file) as lock:
+            assert not lock.used
 
 
 def test_what_threads_had_is_kept_while_they_live_whatever_they_are_taken_for(tmp_path: Path) -> None:
