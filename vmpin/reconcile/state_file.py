@@ -43,8 +43,8 @@ class StateStore:
 
     def __init__(self, state: Path, notes: Path, boot_id: str, originals: Path) -> None:
         self._state, self._notes, self._boot_id, self._originals = state, notes, boot_id, originals
-        #: Whether original masks may be missing: neither file had them, or the state file is behind. It is then
-        #: unknown which masks vmpin set in this boot.
+        #: Whether original masks may be missing: neither file had them, or both are behind. It is then unknown which
+        #: masks vmpin set in this boot.
         self.lost = False
         self._copied: Mapping[SandboxId, OriginalMasks] | None = None
         #: Why the last attempt to save failed, "" if it succeeded.
@@ -57,11 +57,12 @@ class StateStore:
 
     def load(self, set_aside: bool) -> SavedState:
         """The state as saved last, with the notes since. :param set_aside: whether to rename a damaged file."""
-        behind = _is_behind(self._state) or _is_behind(self._originals)  # before a damaged one is set aside
+        # Before a damaged one is set aside.
+        state_behind, copy_behind = _is_behind(self._state), _is_behind(self._originals)
         kept, trouble = load(self._state, self._boot_id, set_aside)
         troubles = [trouble]
-        self.lost = behind and kept is not _OTHER_BOOT
-        if kept is _UNREAD or self.lost:
+        self.lost = copy_behind and kept is not _OTHER_BOOT
+        if kept is _UNREAD or ((state_behind or copy_behind) and kept is not _OTHER_BOOT):
             copy, trouble = load(self._originals, self._boot_id, set_aside)
             troubles.append(trouble)
             self.lost = self.lost or copy is _UNREAD
@@ -74,8 +75,10 @@ class StateStore:
 
     def save(self, kept: SavedState) -> bool:
         """Replace the state file, and remove the notes, which it contains. :returns: False if that failed."""
+        behind = [self._state, self._originals]
         try:
             self._copy(kept.originals)
+            behind = [self._state]
             save(self._state, self._boot_id, kept, self._written)
             if self._marked:
                 self._copied = None
@@ -85,7 +88,7 @@ class StateStore:
             if str(err) != self.failing:
                 logger.error("%s (%s)", err, err.hint)
             self.failing = str(err)
-            self._mark_behind()
+            self._mark_behind(*behind)
             return False
         if self.failing:
             logger.info("%s: the state can be saved again", self._state)
@@ -94,11 +97,11 @@ class StateStore:
             self._notes.unlink()
         return True
 
-    def _mark_behind(self) -> None:
-        """Mark both files, by their modes, which takes no space, as ones that may lack original masks; the next save
+    def _mark_behind(self, *paths: Path) -> None:
+        """Mark files, by their modes, which takes no space, as ones that may lack original masks; the next save
         replaces them."""
         self._marked = True
-        for path in (self._state, self._originals):
+        for path in paths:
             with suppress(OSError):
                 os.chmod(path, _BEHIND)
 
@@ -117,7 +120,7 @@ class StateStore:
             if not self._unnoted:
                 logger.error("%s (%s)", err, err.hint)
             self._unnoted = True
-            self._mark_behind()
+            self._mark_behind(self._state, self._originals)
         else:
             self._unnoted = False
 

@@ -82,3 +82,24 @@ def test_the_mark_outlives_a_damaged_state_file_and_one_that_was_never_written(m
             after.resync(full=True)
             assert after.view.unknown_originals == 1
     assert vmm.poll() is None
+
+
+def test_no_mask_is_unknown_while_the_second_file_has_all_of_them(machine: Machine) -> None:
+    """The state file alone could not be written, after masks were restored: a later `vmpin unpin --all` would give
+    their threads all CPUs."""
+    config = machine.node_state.config
+    lock_file = config.paths.lock_file
+    vmm = machine.vmm("a")
+    with Lock(lock_file):
+        machine.reconciler.resync(full=True)
+        assert machine.node_state.save()
+        config.paths.state_file.with_name(".state.json.new").mkdir()
+        machine.reconciler.unpin(machine.reconciler.view.all_sandboxes())
+        machine.node_state.changed = True
+        assert not machine.node_state.save()
+    lock_file.write_text("1\n")  # that of another process
+    with Lock(lock_file) as lock:
+        after = Reconciler(config, used=lock.used)
+        after.resync(full=True)
+        assert after.view.unknown_originals == 0
+    assert vmm.poll() is None
