@@ -210,6 +210,20 @@ def test_a_hook_that_another_removal_has_moved_up_is_removed(tmp_path: Path, com
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize("name", ["own.yaml", 'a "b" 5%$ \\ c.yaml'])
+def test_the_configuration_of_the_service_has_the_run_directory(
+        name: str, units: Path, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, run_directory = tmp_path / name, tmp_path / "own"
+    file.write_text(f"paths: {{run: {run_directory}, proc: {tmp_path}}}\n")
+    run_directory.mkdir()
+    (run_directory / "state.json").touch()
+    assert main(["--config", str(file), "install", "service"]) == 0
+    printed = run(["uninstall"], capsys)
+    assert f"remove {run_directory}/state.json\n" in printed
+    assert f"kept {file}: the configuration\n" in printed
+    assert not run_directory.exists()
+
+
 def test_what_it_leaves_is_named(units: Path, command: list[str], tmp_path: Path,
                                  capsys: pytest.CaptureFixture[str]) -> None:
     drop_ins, foreign = units / "vmpin.service.d", tmp_path / "run/spool/other"

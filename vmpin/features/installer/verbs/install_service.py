@@ -30,6 +30,7 @@ RUNNING = Path("/run/systemd/system")
 _DEADLINE = 120
 
 _EXEC_START = re.compile(r"^ExecStart=.*$", re.MULTILINE)
+_CONFIG = re.compile(r'^ExecStart=.* --config (?:"((?:[^"\\]|\\.)*)"|(\S+)) watch$', re.MULTILINE)
 _HEAD = """\
 # The watcher's unit, written by `vmpin install service`. Changes of your own go into a drop-in: systemctl edit vmpin
 # vmpin install service: """
@@ -125,6 +126,17 @@ def _present(file: Path) -> str | None:
         return None
     except OSError as err:
         raise UsageError(f"cannot read {file}: {err.strerror}", "run this as root") from err
+
+
+def unit_config() -> str | None:
+    """The file that the unit gives the watcher as its configuration; None without one, and where it is gone."""
+    try:
+        match = _CONFIG.search((UNITS / "vmpin.service").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    text = "" if match is None else re.sub(r"\\(.)", r"\1", match[1] or match[2])
+    path = text.replace("%%", "%").replace("$$", "$")
+    return path if os.path.exists(path) else None
 
 
 def plan_remove(force: bool) -> list[Operation | Systemctl]:

@@ -50,6 +50,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.reconcile import teardown
+    # The watcher's own names the run directory, and the channels into the guests.
+    args.config = args.config or install_service.unit_config()
     config = usable_config(args)
     hooks, kept = _hooks(registered(config), args.hooks_dir)
     service = install_service.plan_remove(args.force)
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     for path in files:
         if args.dry_run or not os.path.lexists(path):
             report(f"remove {path}")
-    kept += [f"{path}: the configuration" for path in (Path("/etc/vmpin/vmpin.yaml"),) if path.exists()]
+    kept += [f"{path}: the configuration" for path in (Path(args.config or "/etc/vmpin/vmpin.yaml"),) if path.exists()]
     drop_ins = install_service.UNITS / "vmpin.service.d"
     kept += [f"{drop_ins}: the drop-ins of the service"] * drop_ins.exists()
     if not args.dry_run and masks.get("gone", True) and os.path.lexists(config.paths.run):
