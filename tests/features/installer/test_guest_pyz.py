@@ -62,12 +62,15 @@ def test_it_needs_the_standard_library_of_python_3_9_alone(name: str) -> None:
 
 
 def test_an_agent_that_cannot_be_written_is_a_command_that_cannot_be_carried_out(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     assert main(["guest", "build", "-o", f"{tmp_path}/file/agent"]) == 2
     assert capsys.readouterr().err.startswith(f"vmpin: cannot write {tmp_path}/file/agent: ")
-    assert main(["guest", "build", "-o", f"{tmp_path}/"]) == 2
-    assert "names no file to write" in capsys.readouterr().err
+    for name in f"{tmp_path}/", "-":
+        assert main(["guest", "build", "-o", name]) == 2
+        assert "names no file to write" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_agent_is_of_this_version() -> None:

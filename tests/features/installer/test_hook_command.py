@@ -77,15 +77,17 @@ def test_the_command_removes_and_says_so_as_json(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == "nothing to do\n"
 
 
-def test_a_base_spec_goes_through_standard_streams(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("more", [[], ["--out", "-"]])
+def test_a_base_spec_goes_through_standard_streams(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(SPEC).encode())))
-    command("--base-spec", "-", "--hooks-dir", str(tmp_path / "libexec"))
+    command("--base-spec", "-", "--hooks-dir", str(tmp_path / "libexec"), *more)
     shown = capsys.readouterr()
     assert json.loads(shown.out) == oci_hook.with_hook(SPEC, tmp_path / "libexec/vmpin-hook", HookOptions())
     assert shown.err.startswith(f"{tmp_path}/libexec/vmpin-hook\n")
     assert "base_runtime_spec" in shown.err
-    assert names(tmp_path / "libexec") == {"vmpin-hook"}
+    assert (names(tmp_path), names(tmp_path / "libexec")) == ({"libexec"}, {"vmpin-hook"})
 
 
 def test_a_base_spec_is_written_to_a_file_and_cleaned_again(tmp_path: Path,

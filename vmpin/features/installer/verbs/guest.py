@@ -24,6 +24,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def _build(args: argparse.Namespace) -> int:
     from vmpin.features.installer import agent_zipapp
+    if args.out == "-":
+        raise UsageError("-o - names no file to write", "a program is not printed: -o vmpin-agent.pyz")
     try:
         size = agent_zipapp.build(Path(args.out))
     except OSError as err:

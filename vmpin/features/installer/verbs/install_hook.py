@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--remove takes out every stage: it goes without --stage",
                          "to register fewer stages, install the hook again with those that stay")
     if args.base_spec is not None:
+        args.out = None if args.out == "-" else args.out  # standard output, as without --out
         return _base_spec(args)
     if args.hooks_dir is None:
         raise UsageError("install hook needs --hooks-dir or --base-spec",
