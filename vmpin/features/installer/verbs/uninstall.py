@@ -50,6 +50,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.reconcile import teardown
+    from vmpin.status import collector
     # The watcher's own names the run directory, and the channels into the guests.
     args.config = args.config or install_service.unit_config()
     config = usable_config(args)
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         if files:
             raise
         # An image or chroot without /sys, in which no watcher has run.
-        masks = {"operations": [], "guests": {}, "suspended": [], "of_features": []}
+        masks = collector.unpinned([], ()) | {"guests": {}, "suspended": [], "of_features": []}
     masks["files"] = []
     for path in files:
         if args.dry_run or not os.path.lexists(path):
