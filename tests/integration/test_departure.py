@@ -195,14 +195,17 @@ def test_it_leaves_the_directory_it_ran_in_though_another_is_configured(node: No
         assert not other.exists()
 
 
-#: A watcher whose last sample fails.
+#: A watcher whose last sample fails, as does the end of the books: there may be no thread for them (pids.max).
 SAMPLELESS = """
 import sys
 from vmpin.cli.main import main
+from vmpin.features.proof.run_time_books import RunTimeBooks
 from vmpin.features.proof.sampler import Sampler
 def failing(self):
     raise OSError(24, "Too many open files")
-Sampler.close = failing
+def without_threads(self):
+    raise RuntimeError("can't start new thread")
+Sampler.close, RunTimeBooks.close = failing, without_threads
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -218,5 +221,6 @@ def test_a_last_sample_that_fails_keeps_nothing_from_being_given_back(node: Node
         wait(lambda: node.cli("verify", "--since", "1h").returncode == 0, "no samples are taken")
         assert node.stop() == 0
         assert "the last sample failed: OSError(24" in node.last_log()
+        assert "did not end in order: RuntimeError" in node.last_log()
         assert by_tid(vm.pid) == before
         assert not node.run.exists()

@@ -129,7 +129,10 @@ class Watcher:
             directory.close()
             if directory.ousted is None:
                 for end in present(part.end for part in self.parts.values()):
-                    end()
+                    try:
+                        end()
+                    except Exception as err:  # whatever it is, the rest is given back
+                        logger.error("a feature did not end in order: %r", err)
         if directory.ousted is not None:
             raise directory.ousted
         if not unpinned:
