@@ -234,7 +234,7 @@ class Feature(NamedTuple):
     checks: str = ""
 
     def loaded(self, place: str, kind: type[T]) -> T:
-        """Load a value of this kind from a place in its folder: MODULE.NAME."""
+        """Load what is at a place in its folder: MODULE.NAME. :param kind: its type, for the type checker."""
         module, _, name = place.rpartition(".")
         value: T = getattr(import_module(f"vmpin.features.{self.name}.{module}"), name)
         return value

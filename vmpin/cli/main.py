@@ -129,7 +129,7 @@ def _not_taken(arguments: Sequence[str], word: str) -> UsageError:
 def _complain_of(err: OSError) -> None:
     """Print an error of the system, with its remedy where there is one."""
     text, remedy = explained(err)
-    _complain(f"vmpin: {text}", f"  {remedy}")
+    _complain(f"vmpin: {text}", f"  {remedy or 'with VMPIN_DEBUG=1 in the environment it shows where'}")
 
 
 def _complain(*lines: str) -> None:

@@ -353,7 +353,6 @@ def answering(unanswered: type[VmpinError]) -> Iterator[None]:
 
 
 def explained(err: OSError) -> tuple[str, str]:
-    """An error of the system that no command expects, as text; and what to do about it."""
+    """An error of the system that no command expects, as text; and what to do about it, "" if that is not known."""
     where = f"{os.fsdecode(err.filename)}: " if isinstance(err.filename, str | bytes) else ""
-    return (f"{where}{err.strerror or err}",
-            _REMEDIES.get(err.errno or 0, "with VMPIN_DEBUG=1 in the environment it shows where"))
+    return f"{where}{err.strerror or err}", _REMEDIES.get(err.errno or 0, "")

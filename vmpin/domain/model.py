@@ -121,13 +121,13 @@ class Container(NamedTuple):
     """A container of a sandbox.
 
     `cpuset`: its CPUs on the host, None without any. `exclusive`: as declared by an annotation, None if undeclared; in
-    an effective container (placement.rulings) whether it owns CPUs. `pause`: the sandbox's own container, which is
-    ignored. `stale_cpuset`: the cpuset that its sources still report although an authority assigned some of it to
-    another pod, or other CPUs to the container (`cpuset` is then None for the shared pool). `creating`: the runtime is
-    creating it, and Kata may be plugging in vCPUs for it. `requested_cpuset`: the cpuset of an update in progress,
-    None without one. `spare`: shared CPUs in the cpuset of an exclusive container: an allocator's CPUs for a VM's
-    other threads, or CPUs added by a runtime or plugin (mixed CPUs). `ruled_by`: the authority by which it is
-    exclusive or its cpuset is stale."""
+    an effective container (placement.rulings) whether it owns CPUs. `pause`: the sandbox's own container, whose cpuset
+    counts while there is no other. `stale_cpuset`: the cpuset that its sources still report although an authority
+    assigned some of it to another pod, or other CPUs to the container (`cpuset` is then None for the shared pool).
+    `creating`: the runtime is creating it, and Kata may be plugging in vCPUs for it. `requested_cpuset`: the cpuset of
+    an update in progress, None without one. `spare`: shared CPUs in the cpuset of an exclusive container: an
+    allocator's CPUs for a VM's other threads, or CPUs added by a runtime or plugin (mixed CPUs). `ruled_by`: the
+    authority by which it is exclusive or its cpuset is stale."""
 
     id: ContainerId
     name: str = ""

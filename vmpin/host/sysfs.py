@@ -40,7 +40,8 @@ class Sysfs:
             return False
 
     def online(self) -> CpuSet:
-        """The online CPUs: one file, read in every pass. :raises SourceError: it is missing or invalid."""
+        """The online CPUs: one file, read in every pass, more where lxcfs covers it.
+        :raises SourceError: it is missing or invalid."""
         path = f"{self.cpu}/online"
         try:
             raw = read_file(path)

@@ -141,8 +141,8 @@ def _uncounted_by_kata(request: PlacementRequest) -> list[str]:
         return [f"its DRA claims have {number_of(own[Rank.DRA], 'CPU')}, and a claim gives a VM no vCPU: give its "
                 f"containers a CPU limit as well, or the pod {annotation}"]
     if own[Rank.KUBELET] >= vcpus and not all(container.exclusive for container in counted):
-        return ["since Kubernetes 1.33 a container with exclusive CPUs has no CPU quota, and beside one with a quota "
-                f"Kata gives it no vCPU: give the pod {annotation}"]
+        return ["a container with exclusive CPUs may have no CPU quota (Kubernetes 1.33 and later), and beside one "
+                f"with a quota Kata then gives it no vCPU: give the pod {annotation}"]
     return []
 
 

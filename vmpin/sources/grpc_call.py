@@ -31,8 +31,9 @@ class CallError(SourceError):
 
 class Connection:
     """A connection to a socket, made at the first call and kept for the next ones, as each costs threads of gRPC and
-    some 2 ms of CPU. Keep it only for calls that follow one another, as the server may restart. They may come from any
-    thread, one at a time. A call that runs at the end is not cancelled: the connection then ends with it."""
+    some 2 ms of CPU. Keep it for calls that follow one another, but not after one that met no server: gRPC waits
+    before it connects again. They may come from any thread, one at a time. A call that runs at the end is not
+    cancelled: the connection then ends with it."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -55,11 +56,18 @@ class Connection:
         :param method: `/package.Service/Method`. :param timeout: in seconds.
         :param meanings: of gRPC's status codes for this call.
         :returns: the answer's bytes. :raises CallError: naming the socket and the method."""
-        if self._channel is None:
-            self._channel = _channel(self.socket)
+        self._calling = True
+        try:
+            if self._channel is None:
+                self._channel = _channel(self.socket)
+            return self._called(method, request, timeout, meanings or {})
+        finally:
+            self._calling = False
+            self._close()
+
+    def _called(self, method: str, request: bytes, timeout: float, meanings: Mapping[str, str]) -> bytes:
         import grpc
 
-        self._calling = True
         try:
             unary: Any = self._channel.unary_unary(method)  # no deserializer: grpc would log its exceptions
             answer: bytes = unary(request, timeout=timeout)
@@ -68,14 +76,11 @@ class Connection:
             # The exception is also a grpc.Call (grpc.UnaryUnaryMultiCallable.__call__); grpc's types lack that.
             failed: Any = err
             code = str(failed.code().name)
-            why = {**_MEANINGS, **(meanings or {})}.get(code, code.lower())
+            why = {**_MEANINGS, **meanings}.get(code, code.lower())
             # For a server that does not answer the details are gRPC's own: sockets and errnos, and long.
             details = "" if code in _MEANINGS else f" ({plain(failed.details() or '', 200)})"
             name = method.rpartition("/")[2]
             raise CallError(str(self.socket), f"{name}: {why}{details}", code) from err
-        finally:
-            self._calling = False
-            self._close()
 
 
 def _channel(socket: Path) -> Any:

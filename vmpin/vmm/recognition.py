@@ -32,7 +32,7 @@ _FILE_SERVERS = ("virtiofsd", "nydusd", "vhost_user_fs")
 _FILE_SERVER = rf"(?:{'|'.join(_FILE_SERVERS)})(?:[-_.].*)?"
 #: A runtime type may have any name, and its last part but one is a part of the shim's: Edgeless Systems' Contrast
 #: installs Kata's as containerd-shim-contrast-cc-v2 (nodeinstaller/internal/containerdconfig).
-_SHIM, _KATAS_SHIM = r"containerd-shim-.+-v2", r"containerd-shim-.*kata.*-v2"
+_SHIM, _KATAS_SHIM = r"containerd-shim-(?!runc-).+-v2", r"containerd-shim-.*kata.*-v2"
 #: The actions of a shim's program that end at once, and its flags that take no value (containerd,
 #: core/runtime/v2/shim/shim.go).
 _SHIM_ACTIONS = frozenset(("start", "delete"))

@@ -71,7 +71,9 @@ def test_the_mask_is_no_wider_than_what_the_containers_and_the_pool_give(world: 
     own = world.own
     for request, placement in zip(world.requests, world.place(), strict=True):
         live = [each for each in request.containers if each.state is not ContainerState.STOPPED and not each.pause]
-        asked = union(each.cpuset or own.pool for each in live) if live else own.pool
+        pause = union(each.cpuset or EMPTY for each in request.containers if each.pause) & world.node.online
+        alone = own.pool and (own.pool & pause or pause or own.pool)
+        asked = union(each.cpuset or own.pool for each in live) if live else alone
         if placement.verdict is Verdict.UNMANAGED:
             assert placement.reasons
             assert (not live and world.node.shared_pool is None) or not (

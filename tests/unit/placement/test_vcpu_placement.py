@@ -212,6 +212,6 @@ def test_the_reason_of_a_vm_whose_exclusive_cpus_have_no_quota_has_the_remedy(
     """Kubernetes 1.33 (DisableCPUQuotaWithExclusiveCPUs); a pod with CPUs 2 and 500m gets 1.5 vCPUs of Kata 4.1."""
     containers = (MAIN._replace(ruled_by="kubelet"), *[SIDE] * beside)
     reasons = decide(containers, vcpus(*ids), node(pool="0-1")).reasons
-    assert any("has no CPU quota" in reason and "default_vcpus" in reason for reason in reasons) is has_it
+    assert any("have no CPU quota" in reason and "default_vcpus" in reason for reason in reasons) is has_it
     if has_it:  # not by another authority, as containers then have their quotas
         assert "quota" not in str(decide((MAIN, SIDE), vcpus(*ids), node(pool="0-1")).reasons)

@@ -295,6 +295,7 @@ def test_helper_and_its_sandbox_are_read_from_the_command_line(
     "/usr/bin/containerd-shim-runsc-v1 -id a1", "containerd-shim-katalog-v1 -id a1",
     "firecracker-containerd --config x", "firecracker-ctr", "grep qemu-system-x86_64", "sh -c qemu-system-x86_64",
     "/lib64/ld-linux-x86-64.so.2 --library-path", "/lib64/ld-linux-x86-64.so.2 /bin/true", "virtiofsdump",
+    "/lib64/ld-linux-x86-64.so.2 /bin/containerd-shim-runc-v2 -id 5f2c",
     f"/bin/containerd-shim-kata-v2 -namespace k8s.io -address /run/c.sock -publish-binary /bin/c -id {SID} start",
     f"containerd-shim-kata-v2 --namespace=k8s.io --id={SID} -debug -bundle /run/b delete",
     "containerd-shim-kata-v2 -debug=true -id a1 -- start",

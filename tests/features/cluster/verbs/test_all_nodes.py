@@ -55,7 +55,8 @@ def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("words", [
     ["status", "5f2c"], ["status", "--direct"], ["status", "--inspect"], ["status", "--watch"],
     ["status", "--problems"], ["status", "--no-headers"], ["status", "-o", "name"], ["status", "demo/*"],
-    ["verify", "5f2c"], ["verify", "--since", "1h"], ["verify", "-w"], ["verify", "--direct"]])
+    ["verify", "5f2c"], ["verify", "--since", "1h"], ["verify", "--tolerate", "0"],
+    ["verify", "-w"], ["verify", "--direct"]])
 @pytest.mark.parametrize("more", [["--all-nodes"], ["--node", "a"], ["-n", "shop", "--all-nodes"],
                                   ["-l", "vmpin.io/pool=a"], ["--context", "x"], ["--kubeconfig", "x"]])
 def test_what_is_about_this_node_does_not_go_with_all(words: list[str], more: list[str],

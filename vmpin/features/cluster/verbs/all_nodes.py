@@ -46,7 +46,7 @@ def status(args: argparse.Namespace) -> int:
 
 @answering(UnseenError)
 def verify(args: argparse.Namespace) -> int:
-    _refuse(args, "sandbox", "others", "direct", "since", "watch")
+    _refuse(args, "sandbox", "others", "direct", "since", "tolerate", "watch")
     fleet = _read(args)
     if args.output == "json":
         print_data(verify_document(fleet), "json")
@@ -73,7 +73,8 @@ def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
 def _refuse(args: argparse.Namespace, *flags: str) -> None:
     """Refuse flags and arguments of this node alone; some are of features that may be left out. :raises UsageError:"""
     for flag in flags:
-        if getattr(args, flag, None):
+        given = vars(args).get(flag)
+        if given is not None and given is not False:
             name = "SANDBOX" if flag == "sandbox" else f"--{flag.replace('_', '-')}"
             raise UsageError(f"{name} is about this node: it does not go with --all-nodes",
                              "-n NAMESPACE and --node NAME choose; `kubectl get nodepinnings --watch` follows")
