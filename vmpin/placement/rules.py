@@ -129,10 +129,10 @@ def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuP
 
 
 def _uncounted_by_kata(request: PlacementRequest) -> list[str]:
-    """The remedy for a VM that lacks vCPUs for CPUs that Kata has not counted. Kata makes vCPUs of CPU quotas, and of
-    cpusets only where no container has a quota (src/runtime/virtcontainers/sandbox.go: calculateSandboxCPUs;
-    runtime-rs: resource/src/cpu_mem/cpu.rs). A claim carries no quota, and since Kubernetes 1.33 a container with CPUs
-    of the kubelet's has none, either (DisableCPUQuotaWithExclusiveCPUs)."""
+    """The remedy for a VM that lacks vCPUs for CPUs that Kata has not counted. Kata sizes the VM by its containers'
+    CPU quotas, and by their cpusets only where no container has a quota (src/runtime/virtcontainers/sandbox.go:
+    calculateSandboxCPUs; runtime-rs: resource/src/cpu_mem/cpu.rs). A claim carries no quota, and since Kubernetes 1.33
+    a container with CPUs of the kubelet's has none, either (DisableCPUQuotaWithExclusiveCPUs)."""
     counted, vcpus = list(filter(is_counted, request.containers)), len(request.vcpus)
     own = {rank: len(union(container.own_cpus for container in counted if container.exclusive
                            and container.ruled_by == rank.label)) for rank in (Rank.DRA, Rank.KUBELET)}

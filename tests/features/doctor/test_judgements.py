@@ -360,8 +360,20 @@ def test_isolated_cpus_in_the_pool_are_freed_where_they_were_isolated(parameters
                   kernel=Kernel("6.12.1", (6, 12), parameters))
     remedy = verdict("isolation", found).remedy
     assert remedy.endswith(says)
-    # No setting of the kubelet keeps them out of its pool (cpumanager/policy_static.go: validateState).
-    assert "shares each CPU that no container owns, isolated or not" in remedy
+    # Only strict-cpu-reservation keeps any out of the kubelet's pool (cpumanager/policy_static.go: validateState).
+    assert "shares each other CPU that no container owns, isolated or not" in remedy
+
+
+@pytest.mark.parametrize(("authorities", "says"), [
+    (["kubelet"], "strict-cpu-reservation"), (["ledger", "declared", "pool"], "allocator's pool"),
+    (["dra"], "--reserved-cpus"), (["declared", "pool"], "keep them out of node.shared_pool,"),
+    (["declared", "observed"], "keep them out of node.shared_pool")])
+def test_isolated_cpus_are_kept_out_of_the_pool_where_it_is_set(authorities: list[str], says: str) -> None:
+    found = facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("1-3")),
+                  status=status(shared_pool="0-7", exclusive="", authorities=authorities))
+    remedy = verdict("isolation", found).remedy
+    assert says in remedy
+    assert ("kubelet" in remedy) is (authorities == ["kubelet"])
 
 
 @pytest.mark.parametrize(("file", "says"), [

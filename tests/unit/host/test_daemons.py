@@ -79,10 +79,17 @@ def test_a_command_line_that_may_never_be_read_is_left_alone(
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_a_daemons_command_line_that_is_never_read_holds_up_no_search(tmp_path: Path, count: int) -> None:
-    """A pod's program may be named so, and keep a read waiting: a FIFO without a writer does."""
-    found = proc(tmp_path, p3="/usr/bin/tuned", p30="/koordlet", p31="containerd",
-                 **{f"p{10 + number}": "koordlet" for number in range(count)})
+def test_a_daemons_command_line_that_is_never_read_holds_up_no_search(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A pod's program may be named so, and keep a read waiting: a FIFO without a writer does. The other reads may take
+    as long as a busy machine needs."""
+    class Patient(Procfs):
+        def nested(self, pid: int | str) -> bool | None:
+            monkeypatch.setattr(daemons, "_PATIENCE", 0.1 if 10 <= int(pid) < 10 + count else 60.0)
+            return super().nested(pid)
+
+    proc(tmp_path, p3="/usr/bin/tuned", p30="/koordlet", p31="containerd",
+         **{f"p{10 + number}": "koordlet" for number in range(count)})
     for pid in (*range(10, 10 + count), 3, 30):
         (tmp_path / f"{pid}/status").write_text(f"Name:\tx\nNSpid:\t{pid}\t1\n")
     fifos = [tmp_path / f"{10 + number}/cmdline" for number in range(count)]
@@ -90,7 +97,8 @@ def test_a_daemons_command_line_that_is_never_read_holds_up_no_search(tmp_path: 
         fifo.unlink()
         os.mkfifo(fifo)
     seen: list[str] = []
-    searching = threading.Thread(target=lambda: seen.extend(program.name for program in daemons.programs(found)))
+    searching = threading.Thread(target=lambda: seen.extend(
+        program.name for program in daemons.programs(Patient(tmp_path))))
     searching.start()
     searching.join(120)
     hangs = searching.is_alive()

@@ -16,6 +16,14 @@ NEEDED = {
     "CAP_DAC_READ_SEARCH": "VMMs that do not run as root, and their bundles, cannot be read"}
 _GRANT = ("run it as root, or give the service the capability (CapabilityBoundingSet= in config/vmpin.service, "
           "watcher.privileged in the chart's values)")
+_ALONE = "run only containers with CPUs of their own on this node, or reserve these CPUs"
+#: How to keep isolated CPUs out of the shared pool, by the authority that has the pool (kubelet:
+#: cpumanager/policy_static.go, validateState). Without one of these it is node.shared_pool.
+_OUT_OF_POOL = {
+    "kubelet": f"{_ALONE} (reservedSystemCPUs, with the policy option strict-cpu-reservation: the kubelet shares each "
+               "other CPU that no container owns, isolated or not)",
+    "ledger": "wait for the next resync, which takes them out of the allocator's pool",
+    "dra": f"{_ALONE} (reservedCPUs of dra-driver-cpu, or --reserved-cpus)"}
 
 
 def privileges(facts: NodeFacts) -> CheckResult:
@@ -135,8 +143,7 @@ def isolation(facts: NodeFacts) -> CheckResult:
             "end their isolated partition (cpuset.cpus.partition)")
         return warn(f"CPUs {piled} of the shared pool are isolated: the scheduler does not move threads among them, "
                     "so shared containers and floating vCPUs pile up on one",
-                    "run only containers with CPUs of their own on this node (the kubelet shares each CPU that no "
-                    f"container owns, isolated or not), or {how}", *evidence)
+                    f"{_out_of_pool(facts)}, or {how}", *evidence)
     if machine.isolated and not machine.isolated.isdisjoint(facts.exclusive):
         evidence.append(f"isolated and exclusive: {machine.isolated & facts.exclusive}; one pinned vCPU on each works "
                         "well, several floating vCPUs do not")
@@ -145,6 +152,13 @@ def isolation(facts: NodeFacts) -> CheckResult:
                         "adds overhead")
     return ok("the kernel's CPU isolation does not conflict with placement" if evidence[1:] or machine.isolated
               else "no CPU is isolated by the kernel", *evidence)
+
+
+def _out_of_pool(facts: NodeFacts) -> str:
+    """How to keep isolated CPUs out of the pool. Without a status the pool is that of the kubelet's checkpoint."""
+    authorities = (facts.status.get("node") or {}).get("authorities", ("kubelet",))
+    return next((_OUT_OF_POOL[name] for name in authorities if name in _OUT_OF_POOL),
+                "keep them out of node.shared_pool")
 
 
 def cgroups(facts: NodeFacts) -> CheckResult:

@@ -100,10 +100,11 @@ _VM_NAMES = (".*qemu-.*;.*cloud-hyperviso.*;.*firecracker.*;.*stratovirt.*;.*ope
 
 
 def _remedy(active: Tuned, moving: Sequence[str]) -> str:
-    """How to keep tuned off VMs. The new list replaces the profile's own, which may spare OVS-DPDK's threads; of
-    groups tuned compares no list (plugin_scheduler.py: _instance_apply_static)."""
+    """How to keep tuned off VMs. The new list replaces the profile's own, which may spare OVS-DPDK's threads, and may
+    end with a backslash and a semicolon, or be longer than is evaluated: it comes last. Of groups tuned compares no
+    list (plugin_scheduler.py: _instance_apply_static)."""
     own = active.scheduler.get("ps_blacklist")
-    spared = ";".join(filter(None, ("" if own is None else str(own.value).strip(";"), _VM_NAMES)))
+    spared = ";".join(filter(None, (_VM_NAMES, "" if own is None else str(own.value))))
     groups = [key for key in moving if key != "isolated_cores"]
     ways = [f"[scheduler] ps_blacklist={spared} (tuned compares the first 15 characters of a name)"
             ] if len(groups) < len(moving) else []

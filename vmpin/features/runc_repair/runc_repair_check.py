@@ -21,7 +21,7 @@ def runc_repair(facts: NodeFacts) -> CheckResult:
                    *(f"{daemon.name} pid {daemon.pid}" for daemon in writers))
     if not facts.sees:
         return unknown("the node's processes are invisible here", remedy="run this as root; in a pod: hostPID: true")
-    return ok("no other program that writes cpusets was found")
+    return ok("no other program that writes pods' cpusets was found")
 
 
 CHECKS = (Check("runc-repair", "whether another program writes the cpusets that vmpin restores", runc_repair),)
