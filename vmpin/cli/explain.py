@@ -11,7 +11,7 @@ from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id, with_ages
 from vmpin.errors import UsageError
 from vmpin.feature import explained_pods, inspect_vms
-from vmpin.status.pod_arguments import PodMatch, only_match
+from vmpin.status.pod_arguments import PodMatch, joined, only_match
 
 
 def explain(config: Config, args: argparse.Namespace) -> int:
@@ -25,15 +25,17 @@ def explain(config: Config, args: argparse.Namespace) -> int:
                          "`vmpin status SANDBOX --explain`")
     document = status_document(config, direct=args.direct)
     sandboxes = named_sandboxes(document)
-    vms = {sandbox.id for sandbox in sandboxes}
+    vms = {sandbox.id: [id for id, _ in sandbox.containers] for sandbox in sandboxes}
     explained = [] if args.direct else explained_pods(config)
     noun = "pod of a VM, or with CPUs that vmpin gave it," if explained else "VM sandbox"
-    others = [pod for of_feature in explained for pod in of_feature.pods if pod.id not in vms]
-    match = only_match(args.sandbox, args.namespace, [*sandboxes, *others], noun)
-    sentences = _of_sandbox(config, document, match) if match.sandbox.id in vms else []
+    pods = [pod for of_feature in explained for pod in of_feature.pods]
+    match = only_match(args.sandbox, args.namespace, joined(sandboxes, pods), noun)
+    id, name = match.sandbox.id, match.sandbox.title
+    sentences = _of_sandbox(config, document, match) if id in vms and match.container in ("", *vms[id]) else []
     for of_feature in explained:
-        if any(pod.id == match.sandbox.id for pod in of_feature.pods):
-            sentences += of_feature.sentences(match.container or match.sandbox.id)
+        ids = {pod.id for pod in of_feature.pods} & {id, name}
+        if ids:
+            sentences += of_feature.sentences(match.container or (id if id in ids else name))
     if args.output in ("json", "yaml"):
         print_data({"version": VERSION, "sandbox": match.sandbox.id, "sentences": sentences}, args.output)
         return 0

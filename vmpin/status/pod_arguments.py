@@ -19,6 +19,7 @@ _LISTED = 8
 class NamedSandbox(NamedTuple):
     """A sandbox, or another thing with an id, by its names: `namespace` and `pod` are "" where they are unknown."""
 
+    #: NAMESPACE/POD, and of a container NAMESPACE/POD/CONTAINER, where no id is known.
     id: str
     namespace: str = ""
     pod: str = ""
@@ -81,8 +82,21 @@ def only_match(text: str, namespace: str, among: Iterable[NamedSandbox], noun: s
                      "name one of them, or give more digits of its id")
 
 
-def _fits(name: str, part: str, whole: bool) -> bool:
-    return bool(part) and (name == part if whole else name.startswith(part))
+def joined(sandboxes: Iterable[NamedSandbox], pods: Iterable[NamedSandbox]) -> list[NamedSandbox]:
+    """Sandboxes and pods, each id once, as the sandbox. A pod without an id gives its containers to the sandboxes and
+    pods of its name, if there are any."""
+    by_id = {pod.id: pod for pod in (*pods, *sandboxes)}
+    for nameless in [pod for pod in by_id.values() if "/" in pod.id]:
+        for pod in [pod for pod in by_id.values() if pod.title == nameless.id and pod.id != nameless.id]:
+            names = {name for _, name in pod.containers}
+            more = [container for container in nameless.containers if container[1] not in names]
+            by_id[pod.id] = pod._replace(containers=[*pod.containers, *more])
+            by_id.pop(nameless.id, None)
+    return list(by_id.values())
+
+
+def _fits(id: str, part: str, whole: bool) -> bool:
+    return bool(part) and (id == part if whole else "/" not in id and id.startswith(part))
 
 
 def _by_name(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[PodMatch]:

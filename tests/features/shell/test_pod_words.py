@@ -14,6 +14,9 @@ OTHER = NamedSandbox("77aa" + "0" * 60, "prod", "shop", [("cc33", "web")])
 LONG = NamedSandbox("5f2d" + "0" * 60, "demo", "shop-7d9f-x2z", [("dd44", "web")])
 NAMED = NamedSandbox("99", "web", "web", [("ee55", "shop")])
 BARE = NamedSandbox("pod-a", containers=[("pod-a", "")])  # the pause container has its sandbox's id
+REFUSED = NamedSandbox("last/main", "last", "main", [("last/main/web", "web")])  # of which no id is known
+TWICE = NamedSandbox("main/last", "main", "last", [("main/last/web", "web")]), NamedSandbox(
+    "8" * 64, "last", "main", [("9" * 64, "last")])
 ALL = (SHOP, OTHER, LONG, NAMED, BARE)
 
 
@@ -27,6 +30,13 @@ ALL = (SHOP, OTHER, LONG, NAMED, BARE)
     ("shop/d", "demo", True, ["shop/db"]), ("shop/d", "", True, ["shop/db"]), ("zzz", "", True, [])])
 def test_what_may_be_typed_next(text: str, namespace: str, containers: bool, found: list[str]) -> None:
     assert completions(text, namespace, ALL, containers) == found
+
+
+def test_a_name_is_no_id_of_which_a_part_completes() -> None:
+    assert completions("", "", [REFUSED]) == completions("m", "", [REFUSED]) == ["main"]
+    assert completions("la", "", [REFUSED]) == ["last/main"]
+    assert completions("/", "", [REFUSED]) == []
+    assert completions("main/la", "", TWICE) == [], "a pod, and a container"
 
 
 _NAMES = st.sampled_from(("a", "b", "ab", "a-b", ""))

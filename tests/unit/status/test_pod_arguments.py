@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from vmpin.errors import UsageError
-from vmpin.status.pod_arguments import NamedSandbox, matches_of, only_match
+from vmpin.status.pod_arguments import NamedSandbox, joined, matches_of, only_match
 
 SHOP = NamedSandbox("5f2c" + "0" * 60, "demo", "shop", [("aa11", "web"), ("bb22", "db")])
 OTHER = NamedSandbox("77aa" + "0" * 60, "prod", "shop", [("cc33", "web")])
 LONG = NamedSandbox("5f2d" + "0" * 60, "demo", "shop-7d9f-x2z", [("dd44", "web")])
 NAMED = NamedSandbox("99", "web", "web", [("ee55", "shop")])
 BARE = NamedSandbox("pod-a", containers=[("pod-a", "")])  # the pause container has its sandbox's id
-ALL = (SHOP, OTHER, LONG, NAMED, BARE)
+REFUSED = NamedSandbox("last/pod", "last", "pod", [("last/pod/web", "web")])  # of which no id is known
+ALL = (SHOP, OTHER, LONG, NAMED, BARE, REFUSED)
 
 
 @pytest.mark.parametrize(("text", "namespace", "found"), [
@@ -26,8 +27,10 @@ ALL = (SHOP, OTHER, LONG, NAMED, BARE)
     ("demo/shop/web", "", ["demo/shop/web"]), ("demo/shop/none", "", []), ("demo/shop/web/more", "", []),
     ("web", "", ["web/web"]), ("web/web", "", ["web/web"]), ("web/shop", "", ["web/web/shop"]),
     ("aa11", "", ["demo/shop/web"]), ("e", "", ["web/web/shop"]),
-    ("pod-a", "", ["pod-a"]), ("pod", "", ["pod-a"]), ("", "", []), ("/", "", []), ("demo/", "", []),
+    ("pod-a", "", ["pod-a"]), ("pod-", "", ["pod-a"]), ("", "", []), ("/", "", []), ("demo/", "", []),
     ("/shop", "", []), ("shop", "none", []),
+    ("pod", "last", ["last/pod"]), ("last/pod", "", ["last/pod"]), ("last/pod/web", "", ["last/pod/web"]),
+    ("last", "", []), ("last/po", "", []), ("last/pod/we", "", []),
 ])
 def test_what_an_argument_may_mean(text: str, namespace: str, found: list[str]) -> None:
     assert [each.title for each in matches_of(text, namespace, ALL)] == found
@@ -47,6 +50,15 @@ def test_several_are_listed_as_they_can_be_typed() -> None:
     many = [NamedSandbox(f"a{number:063x}", "demo", f"web-{number}") for number in range(1, 100)]
     with pytest.raises(UsageError, match="web-8 and 91 more"):
         only_match("a", "", many)
+
+
+def test_pods_whose_id_is_their_name_are_those_of_that_name() -> None:
+    again, of_ledger = SHOP._replace(id="6e" * 32), NAMED._replace(containers=[])
+    refused = NamedSandbox("demo/shop", "demo", "shop", [("demo/shop/web", "web"), ("demo/shop/new", "new")])
+    new = ("demo/shop/new", "new")
+    assert joined([SHOP, NAMED], [again, of_ledger, refused, REFUSED]) == [
+        again._replace(containers=[*SHOP.containers, new]), NAMED, REFUSED,
+        SHOP._replace(containers=[*SHOP.containers, new])]
 
 
 def test_none_names_what_was_sought() -> None:

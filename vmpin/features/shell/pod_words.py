@@ -22,7 +22,7 @@ def completions(text: str, namespace: str, among: Iterable[NamedSandbox], contai
         names = [name for name in _names_of(sandbox) if uses[name] == 1]
         fitting = [name for name in names if name.startswith(text)]
         by_name += fitting[:1]
-        if not fitting and sandbox.id.startswith(text) and (text or not names):
+        if not fitting and "/" not in sandbox.id and sandbox.id.startswith(text) and (text or not names):
             short = short_id(sandbox.id)
             unique = sum(candidate.id.startswith(short) for candidate in within) == 1 and not uses[short]
             (by_id if names else by_name).append(short if unique and short.startswith(text) else sandbox.id)

@@ -16,6 +16,7 @@ from file_writes import FileWrites
 from nri_peer import delivering
 from process_masks import seen
 from real_containerd import VM, Container, Containerd, one_in_ci
+from typed_shell import PATIENT, offered
 from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
@@ -76,7 +77,26 @@ def test_a_container_that_is_refused_leaves_the_ledger_as_it_was(node: Allocatin
         (sentence,) = node.data("status", "--explain", name)["sentences"]
         assert sentence.startswith("Container main of tests/own was refused at "), sentence
         assert "whole" in sentence
-    assert node.cli("status", "--explain", "tests").returncode == 2, "the beginning of a name names no pod"
+    for part in "tests", "/tests/own", "tests/own/mai":
+        assert node.cli("status", "--explain", part).returncode == 2, "a part of a name names no pod"
+
+
+def test_a_vm_whose_only_container_is_refused_is_explained_by_its_pods_name(node: AllocatingNode,
+                                                                            tmp_path: Path) -> None:
+    node.connect()
+    pod = node.pod("vm", handler=VM)
+    with pytest.raises(CriError, match="whole"):
+        pod.create("main", cpu_shares=1500, cpu_quota=150_000, cpu_period=100_000)
+    wait(lambda: pod.id in node.cli("status", "-o", "json").stdout, node.log)
+    for name in "vm", "tests/vm", pod.id[:12], "tests/vm/main":
+        explained = node.data("status", "--explain", name)
+        assert explained["sandbox"] == pod.id
+        assert explained["sentences"][-1].startswith("Container main of tests/vm was refused at "), explained
+        assert (len(explained["sentences"]) > 1) == (not name.endswith("main")), "of the VM's threads, too"
+    for typed, names in ("v", ["vm"]), ("tests/vm/", ["tests/vm/main"]):
+        with node.containerd.enclosure.inside():
+            line = f"vmpin --config {node.config} status --explain {typed}"
+            assert offered(tmp_path, line, {**node.environment, **PATIENT}) == names
 
 
 def test_a_container_that_never_starts_gives_its_cpu_to_the_next_one(node: AllocatingNode) -> None:

@@ -103,8 +103,8 @@ def _misplaced(config: Config, sandbox: str | None, namespace: str) -> list[Docu
 
 
 def explained_pods(config: Config) -> ExplainedPods:
-    """The pods of the ledger, and those of which it has refused requests alone; none without a watcher, which alone
-    gives out CPUs, and before the runtime has listed its containers."""
+    """The pods of the ledger, and, without their ids, those of which it has refused requests; none without a watcher,
+    which alone gives out CPUs, and before the runtime has listed its containers."""
     try:
         report = ask(config, {"op": "allocations"})
     except UsageError:
@@ -114,7 +114,7 @@ def explained_pods(config: Config) -> ExplainedPods:
         pods.setdefault(grant["sandbox"], []).append(grant)
 
     def sentences(id: str) -> list[str]:
-        answer = ask(config, {"op": "allocations", "explain": id.removeprefix("/")})
+        answer = ask(config, {"op": "allocations", "explain": id})
         return [] if answer is None else [f"{text[0].upper()}{text[1:]}." for text in answer["sentences"]]
 
     given = [NamedSandbox(sandbox, grants[0]["namespace"], grants[0]["pod"],
@@ -122,10 +122,7 @@ def explained_pods(config: Config) -> ExplainedPods:
     refused: dict[tuple[str, str], list[str]] = {}
     for request in () if report is None else report["refused"]:
         refused.setdefault((request["namespace"], request["pod"]), []).append(request["container"])
-    for pod in given:
-        refused.pop((pod.namespace, pod.pod), None)
-    # Of these no id is kept; no text that a person gives is the beginning of "/NAMESPACE/POD".
     return ExplainedPods(sentences=sentences, pods=given + [
-        NamedSandbox(f"/{namespace}/{pod}", namespace, pod,
-                     [(f"/{namespace}/{pod}/{name}", name) for name in dict.fromkeys(containers)])
+        NamedSandbox(f"{namespace}/{pod}", namespace, pod,
+                     [(f"{namespace}/{pod}/{name}", name) for name in dict.fromkeys(containers)])
         for (namespace, pod), containers in refused.items()])

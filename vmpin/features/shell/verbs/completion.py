@@ -130,8 +130,8 @@ def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     sandboxes = named_sandboxes(status_document(config))
     if kind == "containers":
         from vmpin.feature import explained_pods
-        vms = {sandbox.id for sandbox in sandboxes}
-        sandboxes += [pod for explained in explained_pods(config) for pod in explained.pods if pod.id not in vms]
+        from vmpin.status.pod_arguments import joined
+        sandboxes = joined(sandboxes, [pod for explained in explained_pods(config) for pod in explained.pods])
     if kind == "namespaces":
         return sorted({sandbox.namespace for sandbox in sandboxes if sandbox.namespace.startswith(text)})
     return completions(text, args.namespace, sandboxes, containers=kind == "containers")
