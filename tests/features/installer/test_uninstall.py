@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from need import need_root, need_unshare
 from newcomers import Machine
 from test_install_service import calls, units
 
 from vmpin.cli.main import main
+from vmpin.config import loading
 from vmpin.feature import Feature
 from vmpin.features.installer import oci_hook
 from vmpin.features.installer.oci_hook import HookOptions
@@ -212,16 +215,54 @@ def test_a_hook_that_another_removal_has_moved_up_is_removed(tmp_path: Path, com
 
 @pytest.mark.parametrize("name", ["own.yaml", 'a "b" 5%$ \\ c.yaml'])
 def test_the_configuration_of_the_service_has_the_run_directory(
-        name: str, units: Path, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        name: str, units: Path, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
     file, run_directory = tmp_path / name, tmp_path / "own"
     file.write_text(f"paths: {{run: {run_directory}, proc: {tmp_path}}}\n")
     run_directory.mkdir()
     (run_directory / "state.json").touch()
     assert main(["--config", str(file), "install", "service"]) == 0
+    default = tmp_path / "default.yaml"
+    default.touch()
+    monkeypatch.setattr(loading, "DEFAULT_FILE", default)
     printed = run(["uninstall"], capsys)
     assert f"remove {run_directory}/state.json\n" in printed
-    assert f"kept {file}: the configuration\n" in printed
+    assert f"kept {file}: the configuration\nkept {default}: the configuration\n" in printed
     assert not run_directory.exists()
+
+
+def test_the_unit_stays_until_all_is_given_back(
+        units: Path, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the configuration, and so the run directory, of the next call."""
+    file, unit, run_directory = tmp_path / "own.yaml", units / "vmpin.service", tmp_path / "own"
+    file.write_text(f"paths: {{run: {run_directory}, proc: {tmp_path}}}\n")
+    run_directory.mkdir()
+    (run_directory / "state.json").touch()
+    assert main(["--config", str(file), "install", "service"]) == 0
+    for possible in False, True:
+        calls(units)
+        monkeypatch.setattr(teardown, "features", lambda: [Feature(name="x", give_back=lambda _: possible)])  # noqa: B023
+        printed = run(["uninstall"], capsys, code=not possible)
+        assert (f"kept {unit}: the next `vmpin uninstall` reads it\n" in printed) is not possible
+        assert calls(units) == ["disable --now vmpin", *["daemon-reload"] * possible]
+        assert unit.exists() is run_directory.exists() is not possible
+
+
+@pytest.mark.root
+def test_an_empty_run_directory_that_is_a_mount_has_nothing_of_others(
+        command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need_root()
+    need_unshare("-m")  # where mounts are permitted
+    (tmp_path / "run").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path / "run"], check=True)
+    try:
+        assert "kept" not in run(command, capsys)
+        assert (tmp_path / "run").is_dir()
+        (tmp_path / "run/other").touch()
+        assert f"kept {tmp_path}/run: what is left there is not vmpin's\n" in run(command, capsys)
+    finally:
+        subprocess.run(["umount", tmp_path / "run"], check=True)
 
 
 def test_what_it_leaves_is_named(units: Path, command: list[str], tmp_path: Path,

@@ -5,27 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vmpin.bounded import load_json
 from vmpin.cli import unpin
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.verbs import Verbs, output_flag, usable_config, verb
+from vmpin.config import loading
 from vmpin.config.settings import Config
 from vmpin.errors import LockHeldError, SourceError
 from vmpin.features.common.option_values import directory
 from vmpin.features.installer import oci_hook
-from vmpin.features.installer.file_operations import Operation, WriteFile
+from vmpin.features.installer.file_operations import Operation, RemoveFile, WriteFile
 from vmpin.features.installer.verbs import install_service
 
 Step = Operation | install_service.Systemctl
 
 _ABOUT = """\
-Leave this node: take the OCI hook out of every directory and OCI spec in which a runtime of this node reads it, stop,
-disable and remove the watcher's service, restore the original masks of all threads, and remove vmpin's files and the
-empty directories that the installation made. Containers and VMs keep running. It can be repeated.
+Leave this node: take the OCI hook out of every directory and OCI spec in which a runtime of this node reads it, stop
+and disable the watcher's service, restore the original masks of all threads, and remove vmpin's files, the service's
+unit and the empty directories that the installation made. Containers and VMs keep running. It can be repeated.
 
 The configuration stays, and so does the program: remove them as you installed them.
 """
@@ -50,7 +52,6 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.reconcile import teardown
-    from vmpin.status import collector
     # The watcher's own names the run directory, and the channels into the guests.
     args.config = args.config or install_service.unit_config()
     config = usable_config(args)
@@ -64,26 +65,24 @@ def run(args: argparse.Namespace) -> int:
         if args.output == "text":
             print(f"would {line}" if args.dry_run else line, flush=True)
 
-    for step in (*hooks, *service):
-        report(step.describe())
-        if not args.dry_run:
-            step.execute()
-    try:
-        masks = unpin.leave(config, args.dry_run)
-    except SourceError:
-        if files:
-            raise
-        # An image or chroot without /sys, in which no watcher has run.
-        masks = collector.unpinned([], ()) | {"guests": {}, "suspended": [], "of_features": []}
-    masks["files"] = []
+    def carry_out(steps: Iterable[Step]) -> None:
+        for step in steps:
+            report(step.describe())
+            if not args.dry_run:
+                step.execute()
+
+    unit = next((at for at, step in enumerate(service) if isinstance(step, RemoveFile)), len(service))
+    carry_out((*hooks, *service[:unit]))
+    masks = _leave(config, args.dry_run, bool(files))
     for path in files:
         if args.dry_run or not os.path.lexists(path):
             report(f"remove {path}")
-    kept += [f"{path}: the configuration" for path in (Path(args.config or "/etc/vmpin/vmpin.yaml"),) if path.exists()]
-    drop_ins = install_service.UNITS / "vmpin.service.d"
-    kept += [f"{drop_ins}: the drop-ins of the service"] * drop_ins.exists()
-    if not args.dry_run and masks.get("gone", True) and os.path.lexists(config.paths.run):
-        kept.append(f"{config.paths.run}: what is left there is not vmpin's")
+    gone = masks.get("gone", True)
+    if gone:  # until then it names the configuration of the next call
+        carry_out(service[unit:])
+    elif service[unit:]:
+        kept.append(f"{install_service.UNITS}/vmpin.service: the next `vmpin uninstall` reads it")
+    kept += _others(args.config, None if args.dry_run or not gone else config.paths.run)
     if args.output == "json":
         outcomes = [operation.get("outcome") for operation in masks["operations"]
                     if operation.get("got") != operation["was"]]
@@ -92,11 +91,36 @@ def run(args: argparse.Namespace) -> int:
                     "kept": kept, "of_features": masks.get("of_features", []),
                     "threads": len(outcomes) - refused - outcomes.count("gone"), "refused": refused},
                    "json")
-        return 1 if refused or not masks.get("gone", True) else 0
+        return 1 if refused or not gone else 0
     code = unpin.print_plan(args, masks, {}) if args.dry_run else unpin.print_restored(args, masks)
     for line in kept:
         print(f"kept {line}")
     return code
+
+
+def _leave(config: Config, dry_run: bool, with_files: bool) -> dict[str, Any]:
+    """Restore all masks, and remove vmpin's files, of which it returns none. :param with_files: whether there are any.
+    """
+    from vmpin.status import collector
+    try:
+        return unpin.leave(config, dry_run) | {"files": []}
+    except SourceError:
+        if with_files:
+            raise
+        # An image or chroot without /sys, in which no watcher has run.
+        return collector.unpinned([], ()) | {"guests": {}, "suspended": [], "of_features": [], "files": []}
+
+
+def _others(config_file: str | None, run_directory: Path | None) -> Iterable[str]:
+    """Yield what stays as others made it, and why. :param run_directory: None where vmpin's files are in it."""
+    default, drop_ins = loading.DEFAULT_FILE, install_service.UNITS / "vmpin.service.d"
+    for path in dict.fromkeys((Path(config_file or default), default)):
+        if path.exists():
+            yield f"{path}: the configuration"
+    if drop_ins.exists():
+        yield f"{drop_ins}: the drop-ins of the service"
+    if run_directory is not None and run_directory.is_dir() and os.listdir(run_directory):
+        yield f"{run_directory}: what is left there is not vmpin's"
 
 
 @dataclass(frozen=True)
