@@ -4,15 +4,19 @@ only."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from vmpin.domain.facts import Daemon
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.named_tuple import NamedTuple
+
+logger = logging.getLogger(__name__)
 
 #: The kind of daemon of each program.
 DAEMONS = {
@@ -44,13 +48,14 @@ _AROUND = re.compile(r"^[0-9]{2}-(?=.)|^\.(?=.+-wrapped$)|(?<=.)-wrapped$|(?<=^k
 _NRI_POLICY = "nri-resource-policy"
 #: RHEL 8's programs have a Python of their own, /usr/libexec/platform-python.
 _INTERPRETER = re.compile(r"(platform-)?python[0-9.]*")
-#: Seconds in which a container's command line is read, and how many reads may take longer before no other is tried.
-_PATIENCE, _MOST_HANGING = 1.0, 4
+#: Seconds in which the command lines of containers' scripts are read, and how many reads may hang.
+_PATIENCE, _MOST_HANGING = 1.0, 16
 _UNIT = re.compile(r"([A-Za-z0-9:_.@\\-]+\.service)$", re.MULTILINE)
 
 
 class Program(NamedTuple):
-    """`environment` has the variables among _ENVIRONMENT, of the programs that read them."""
+    """`argv` has a container's program's name alone, unless it is a script. `environment` has the variables among
+    _ENVIRONMENT, of the programs that read them."""
 
     pid: int
     name: str
@@ -61,51 +66,68 @@ class Program(NamedTuple):
 def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
     """List the processes that run one of these programs, sorted by pid. A process in another pid namespace, or of an
     unprivileged user, counts only if its program usually runs in a container: any container, and any user of the node,
-    may run a `kubelet`, with paths of its own. Processes that may not be read (hidepid=, SELinux) are left out."""
+    may run a `kubelet`, with paths of its own. Of a container's program only a script's arguments are read. Processes
+    that may not be read (hidepid=, SELinux) are left out."""
     names = frozenset(wanted)
-    running, hanging = [], 0
+    contained = names & _FROM_A_POD
+    lines: dict[int, list[str]] = {}
+    nested, scripts = set(), []
     for pid in sorted(map(int, proc.pids())):
         try:
-            if not (nested := proc.nested(pid)):
-                argv = proc.cmdline(pid)
-            elif hanging < _MOST_HANGING and _may_run(proc, pid, names & _FROM_A_POD):
-                argv, hangs = _containers(proc, pid)
-                hanging += hangs
-            else:
-                argv = []
+            if not proc.nested(pid):
+                lines[pid] = proc.cmdline(pid)
+            elif contained and (stat := proc.stat(pid)) is not None:
+                nested.add(pid)
+                lines[pid] = [_in_container(proc.executable(pid), stat.comm, contained)]
+                if not contained.isdisjoint(_SCRIPTS) and any(name in stat.comm for name in ("python", *_SCRIPTS)):
+                    scripts.append(pid)
         except PermissionError:
             continue
+    running = []
+    for pid, argv in (lines | _read_at_once(proc, scripts)).items():
         if len(argv) == 1:
             argv = argv[0].split(" ")  # a program that sets its title has all of it in one argument
         name = next((word for word in names_of(argv) if word in names), None)
-        if name is not None and (name in _FROM_A_POD or not (nested or proc.foreign_uid(pid))):
+        if name is not None and (name in _FROM_A_POD or not (pid in nested or proc.foreign_uid(pid))):
             running.append(Program(pid, name, argv, _environment(proc, pid, _ENVIRONMENT.get(name, ()))))
     return running
 
 
-def _may_run(proc: Procfs, pid: int, names: Iterable[str]) -> bool:
-    """Whether a container's process may run one of these, by its thread's name."""
-    stat = proc.stat(pid)
-    return stat is not None and any(
-        name[:8] in stat.comm or ("python" in stat.comm and name in _SCRIPTS) for name in names)
+def _in_container(executable: str, comm: str, names: Iterable[str]) -> str:
+    """Return the one of these programs that a container's process runs, "" for none. By its executable, else by its
+    thread's name, which is cut to 15 characters: a read of its command line may never end
+    (vmm.recognition.is_containers)."""
+    return next((word for word in (*names_of([executable]), *names_of([comm])) if word in names),
+                min((name for name in names if name[:15] == comm), key=len, default=""))
 
 
-def _containers(proc: Procfs, pid: int) -> tuple[list[str], bool]:
-    """The command line of a container's process, and whether a read of it hangs: it may never end
-    (vmm.recognition.is_containers), so it has a thread of its own, which the end of this process ends."""
-    lines: list[list[str]] = []
+def _read_at_once(proc: Procfs, pids: Iterable[int]) -> dict[int, list[str]]:
+    """The command lines of containers' processes that can be read within _PATIENCE. A read that hangs has a thread of
+    its own until it ends, which the end of this process ends, too; meanwhile no other thread reads that file."""
+    lines: dict[int, list[str]] = {}
 
-    def read() -> None:
+    def read(pid: int) -> None:
         with contextlib.suppress(OSError):
-            lines.append(proc.cmdline(pid))
+            lines[pid] = proc.cmdline(pid)
 
-    thread = threading.Thread(target=read, name="vmpin-cmdline", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # there may be no more threads (pids.max)
-        return [], False
-    thread.join(_PATIENCE)
-    return lines[0] if lines else [], thread.is_alive()
+    hanging = {thread.name for thread in threading.enumerate() if thread.name.endswith("/cmdline")}
+    reading: list[threading.Thread] = []
+    for pid in pids:
+        thread = threading.Thread(target=read, args=(pid,), name=f"{proc.root}/{pid}/cmdline", daemon=True)
+        waiting = len(hanging) + sum(other.is_alive() for other in reading)
+        if thread.name in hanging or waiting >= _MOST_HANGING:
+            continue
+        try:
+            thread.start()
+        except RuntimeError:  # there may be no more threads (pids.max)
+            break
+        reading.append(thread)
+    deadline = time.monotonic() + _PATIENCE
+    for thread in reading:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if late := [thread.name for thread in reading if thread.is_alive()]:
+        logger.warning("not read in time, so that scripts there are not recognized: %s", ", ".join(late))
+    return dict(lines)
 
 
 def _environment(proc: Procfs, pid: int, names: Sequence[str]) -> dict[str, str]:

@@ -311,6 +311,11 @@ class Procfs:
                 yield MountEntry(fields[0], fields[2], _unescaped(fields[3]), _unescaped(fields[4]),
                                  kind[0], tuple(kind[2].split(",")))
 
+    def executable(self, pid: int | str) -> str:
+        """The path of a process's program; "" where that cannot be read. Unlike its command line it is read without
+        the memory map's lock (since Linux 4.1: kernel/fork.c, get_task_exe_file)."""
+        return _target(f"{self.root}/{pid}/exe")
+
     def working_directory(self, pid: int | str) -> str:
         """A process's working directory; "" where that cannot be read."""
         return _target(f"{self.root}/{pid}/cwd")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,36 +78,79 @@ def test_a_command_line_that_may_never_be_read_is_left_alone(
     assert [program.name for program in daemons.programs(found, (*names, "containerd"))] == ["containerd"]
 
 
-@pytest.mark.parametrize("count", [2, 8])
-def test_a_daemons_command_line_that_is_never_read_holds_up_no_search(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """A pod's program may be named so, and keep a read waiting: a FIFO without a writer does. The other reads may take
-    as long as a busy machine needs."""
-    class Patient(Procfs):
-        def nested(self, pid: int | str) -> bool | None:
-            monkeypatch.setattr(daemons, "_PATIENCE", 0.1 if 10 <= int(pid) < 10 + count else 60.0)
-            return super().nested(pid)
+def contained(root: Path, *pids: int) -> None:
+    """Put processes of a tree into pid namespaces of their own."""
+    for pid in pids:
+        (root / f"{pid}/status").write_text(f"Name:\tx\nNSpid:\t{pid}\t1\n")
 
-    proc(tmp_path, p3="/usr/bin/tuned", p30="/koordlet", p31="containerd",
-         **{f"p{10 + number}": "koordlet" for number in range(count)})
-    for pid in (*range(10, 10 + count), 3, 30):
-        (tmp_path / f"{pid}/status").write_text(f"Name:\tx\nNSpid:\t{pid}\t1\n")
-    fifos = [tmp_path / f"{10 + number}/cmdline" for number in range(count)]
+
+@contextlib.contextmanager
+def hanging(fifos: Collection[Path]) -> Iterator[None]:
+    """Have reads of these files wait, as of FIFOs without a writer, until the end."""
     for fifo in fifos:
         fifo.unlink()
         os.mkfifo(fifo)
-    seen: list[str] = []
-    searching = threading.Thread(target=lambda: seen.extend(
-        program.name for program in daemons.programs(Patient(tmp_path))))
+    before = {*threading.enumerate()}
+    try:
+        yield
+    finally:
+        while {*threading.enumerate()} - before:
+            for fifo in fifos:
+                with contextlib.suppress(OSError):  # no reader is waiting
+                    os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def searched(proc: Procfs, *names: str) -> list[tuple[int, str]]:
+    """The programs of a search that has to end."""
+    seen: list[list[tuple[int, str]]] = []
+    searching = threading.Thread(target=lambda: seen.append(
+        [(program.pid, program.name) for program in daemons.programs(proc, names or daemons.DAEMONS)]))
     searching.start()
     searching.join(120)
-    hangs = searching.is_alive()
-    while any(thread.name == "vmpin-cmdline" for thread in threading.enumerate()) or searching.is_alive():
-        for fifo in fifos:
-            with contextlib.suppress(OSError):  # no reader is waiting
-                os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-    assert not hangs
-    assert seen == ["tuned", *["koordlet"] * (count < 4), "containerd"]
+    return seen[0]
+
+
+def test_a_containers_daemon_is_known_whose_command_line_is_never_read(tmp_path: Path) -> None:
+    """By its executable, or by its thread's name, which is cut: no read is begun."""
+    long = "nri-resource-policy-balloons"
+    node = proc(tmp_path, **{f"p{pid}": "koordlet" for pid in range(10, 16)}, p20=long, p21=long, p22="main",
+                 p23="koordlets")
+    (tmp_path / "20/exe").symlink_to(f"/bin/{long}")
+    (tmp_path / "22/exe").symlink_to("/opt/katalyst-agent (deleted)")
+    pids = [*range(10, 16), 20, 21, 22, 23]
+    contained(tmp_path, *pids)
+    names = [name for name in daemons.DAEMONS if name not in {"tuned", "cmk.py"}]
+    before = {*threading.enumerate()}
+    with hanging([tmp_path / f"{pid}/cmdline" for pid in pids]):
+        assert searched(node, *names) == [*((pid, "koordlet") for pid in range(10, 16)), (20, long),
+                                           (21, "nri-resource-policy"), (22, "katalyst-agent")]
+        assert {*threading.enumerate()} == before
+
+
+def test_a_containers_script_that_answers_is_known_whatever_others_hang(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A read that hangs has one thread, however often a search is made, and counts when it answers."""
+    script = "/usr/bin/python3|/cmk/cmk.py|isolate"
+    pids = [*range(10, 18)]
+    node = proc(tmp_path, p3="/usr/bin/tuned", p30=script, **{f"p{pid}": script for pid in pids})
+    contained(tmp_path, 3, 30, *pids)
+    answers = (tmp_path / "30/cmdline").read_bytes()
+    before = {*threading.enumerate()}
+    deadline = time.monotonic() + 120
+    with hanging([tmp_path / f"{pid}/cmdline" for pid in (3, *pids)]):
+        while searched(node) != [(3, "tuned"), (30, "cmk.py")]:  # a read may take a second on a busy machine
+            assert time.monotonic() < deadline
+        assert caplog.text.count(f"{tmp_path}/3/cmdline, {tmp_path}/10/cmdline") == 1
+        assert {thread.name for thread in {*threading.enumerate()} - before} == {
+            f"{tmp_path}/{pid}/cmdline" for pid in (3, *pids)}
+        searched(node)
+        assert [thread.name for thread in threading.enumerate()].count(f"{tmp_path}/10/cmdline") == 1
+        assert caplog.text.count("/10/cmdline") == 1
+    (tmp_path / "12/cmdline").unlink()
+    (tmp_path / "12/cmdline").write_bytes(answers)
+    with hanging([tmp_path / f"{pid}/cmdline" for pid in (3, *pids) if pid != 12]):
+        while searched(node) != [(3, "tuned"), (12, "cmk.py"), (30, "cmk.py")]:
+            assert time.monotonic() < deadline
 
 
 def test_a_process_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:
