@@ -284,6 +284,8 @@ def explained_pods(config: Config) -> list[ExplainedPods]:
     return [*present(pods(config) for pods in present(feature.explained_pods for feature in features()))]
 
 
-def settlements(view: NodeView, sandboxes: Collection[SandboxId]) -> list[Callable[[], bool]]:
-    """Return what gives back what features changed of sandboxes; each returns whether all of that was possible."""
-    return [partial(part, view, sandboxes) for part in present(feature.settle for feature in features())]
+def settlements(view: NodeView, sandboxes: Collection[SandboxId]) -> list[tuple[str, Callable[[], bool]]]:
+    """Return what gives back what features changed of sandboxes, with the feature's name; it returns whether all of
+    that was possible."""
+    return [(feature.name, partial(feature.settle, view, sandboxes)) for feature in features()
+            if feature.settle is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vmpin import log
@@ -13,6 +14,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.feature import SocketRequest, present, status_of
 from vmpin.host.sockets import Stream
+from vmpin.reconcile.teardown import all_done
 from vmpin.status import collector
 from vmpin.status.collector import WatcherStatus, encoded
 
@@ -127,8 +129,9 @@ class Control:
             touched = view.all_sandboxes() if only is None else [only]
             results = reconciler.unpin(touched)
             watcher.guests.update(view)
-            settled = [settle(touched) for settle in present(part.settle for part in watcher.parts.values())]
-            return collector.unpinned(results, view.originals.keys() & touched, all(settled))
+            settled = all_done("not given back", ((name, partial(part.settle, touched))
+                                                  for name, part in watcher.parts.items() if part.settle is not None))
+            return collector.unpinned(results, view.originals.keys() & touched, settled)
         if operation == "unpinning":
             touched = view.all_sandboxes() if only is None else [only]
             return collector.unpinning(view, touched, reconciler.restoring(touched), watcher.guests.managed(touched))

@@ -128,11 +128,8 @@ class Watcher:
                 self.saving.save()
             directory.close()
             if directory.ousted is None:
-                for end in present(part.end for part in self.parts.values()):
-                    try:
-                        end()
-                    except Exception as err:  # whatever it is, the rest is given back
-                        logger.error("a feature did not end in order: %r", err)
+                teardown.all_done("not ended in order", ((name, part.end) for name, part in self.parts.items()
+                                                         if part.end is not None))
         if directory.ousted is not None:
             raise directory.ousted
         if not unpinned:

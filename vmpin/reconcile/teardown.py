@@ -34,18 +34,19 @@ def give_all_back(reconciler: Reconciler) -> list[Result]:
 
 def settle(view: NodeView, sandboxes: Collection[SandboxId]) -> bool:
     """Have features give back what they changed of sandboxes. :returns: whether all of that was possible."""
-    return _all_done(settlements(view, sandboxes))
+    return all_done("not given back", settlements(view, sandboxes))
 
 
-def _all_done(parts: Iterable[Callable[[], bool]]) -> bool:
-    """Call every part; one that fails, which is logged, keeps no other from its work. :returns: whether all returned
-    True."""
+def all_done(failed: str, parts: Iterable[tuple[str, Callable[[], bool | None]]]) -> bool:
+    """Call the parts of all features; one that fails, whatever the reason, keeps no other from its work.
+    :param failed: what the log says of it. :param parts: with the features' names.
+    :returns: False if one has failed or returned False."""
     done = True
-    for part in parts:
+    for name, part in parts:
         try:
-            done &= part()
-        except OSError as err:
-            logger.error("not given back: %s", err)
+            done &= part() is not False
+        except Exception as err:
+            logger.error("%s feature=%s: %s: %s", failed, name, type(err).__name__, err)
             done = False
     return done
 
@@ -54,8 +55,8 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     """Remove vmpin's files, with the lock held; but keep them if some masks are not restored, to try again. What
     another program has put in a file's place, such as a directory, stays, and is logged.
     :returns: whether everything was removed."""
-    given_back = _all_done(partial(give_back, config)
-                           for give_back in present(feature.give_back for feature in features()))
+    given_back = all_done("not given back", ((feature.name, partial(feature.give_back, config))
+                                             for feature in features() if feature.give_back is not None))
     if reconciler.node_state.originals:
         reconciler.node_state.save()
         logger.error("not all masks restored sandboxes=%d: the original masks are still in %s",

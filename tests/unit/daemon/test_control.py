@@ -113,6 +113,30 @@ def test_features_give_back_what_they_changed_of_an_unpinned_sandbox_and_try_aga
     assert calls == [([sandbox("a")], []), "retry", "pass"]
 
 
+def test_a_feature_that_fails_at_unpin_keeps_no_other_from_giving_back(
+        machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.vmm("a")
+    machine.resync()
+    calls: list[Collection[SandboxId]] = []
+
+    def failing(sandboxes: Collection[SandboxId]) -> bool:
+        raise OSError(24, "Too many open files")
+
+    def settle(sandboxes: Collection[SandboxId]) -> bool:
+        calls.append(sandboxes)
+        return True
+
+    watcher = StandIn(machine)
+    watcher.parts = {"one": WatcherPart(settle=failing), "two": WatcherPart(settle=settle)}  # type: ignore[misc]
+    raw = asyncio.run(Control(watcher).answer(b'{"op": "unpin"}', 0))  # type: ignore[arg-type]
+    assert isinstance(raw, bytes)
+    answered = json.loads(raw)
+    assert "error" not in answered
+    assert answered["settled"] is False
+    assert calls == [[sandbox("a")]]
+    assert "not given back feature=one: OSError: [Errno 24] Too many open files" in caplog.text
+
+
 @pytest.mark.parametrize("err", [TypeError("a mistake"), OSError(24, "Too many open files")])
 def test_a_request_that_fails_in_the_watcher_is_not_one_that_is_not_understood(
         machine: Machine, caplog: pytest.LogCaptureFixture, err: Exception) -> None:

@@ -10,6 +10,7 @@ import pytest
 from strayed import spinners
 
 from vmpin.config.settings import Config
+from vmpin.errors import SourceError
 from vmpin.feature import Feature
 from vmpin.host.lock import Lock, note_use
 from vmpin.reconcile import teardown
@@ -44,14 +45,19 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path, monkeypatch
         assert {frozenset(os.sched_getaffinity(each.vmm.pid)) for each in (vm, other)} == {both.frozen()}
 
 
+@pytest.mark.parametrize(("error", "text"), [
+    (OSError(24, "Too many open files"), "OSError: [Errno 24] Too many open files"),
+    (SourceError("/sys", "cannot be read"), "SourceError: /sys: cannot be read"),
+    (RuntimeError("can't start new thread"), "RuntimeError: can't start new thread")])
 def test_a_feature_that_fails_keeps_nothing_else_from_being_given_back(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception,
+        text: str) -> None:
     """With the masks restored, no record of them is missing either, if it could not be written at last."""
     called: list[str] = []
 
     def failing(*given: object) -> bool:
         called.append("failing")
-        raise OSError(24, "Too many open files")
+        raise error
 
     def giving(*given: object) -> bool:
         called.append("giving")
@@ -73,7 +79,7 @@ def test_a_feature_that_fails_keeps_nothing_else_from_being_given_back(
             assert not teardown.forget(config, reconciler)
             assert config.paths.state_file.exists()
         assert called == ["failing", "giving"] * 2
-        assert caplog.text.count("not given back: [Errno 24] Too many open files") == 2
+        assert caplog.text.count(f"not given back feature=a: {text}\n") == 2
         assert frozenset(os.sched_getaffinity(vm.vmm.pid)) == both.frozen()
         with Lock(config.paths.lock_file) as lock:
             assert not lock.used
