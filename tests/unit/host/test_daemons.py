@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 from trees import make_tree
+from waiting import wait
 
 from vmpin.domain.facts import Daemon
 from vmpin.host import daemons
@@ -136,10 +136,9 @@ def test_a_containers_script_that_answers_is_known_whatever_others_hang(
     contained(tmp_path, 3, 30, *pids)
     answers = (tmp_path / "30/cmdline").read_bytes()
     before = {*threading.enumerate()}
-    deadline = time.monotonic() + 120
     with hanging([tmp_path / f"{pid}/cmdline" for pid in (3, *pids)]):
-        while searched(node) != [(3, "tuned"), (30, "cmk.py")]:  # a read may take a second on a busy machine
-            assert time.monotonic() < deadline
+        # A read may take a second on a busy machine.
+        wait(lambda: searched(node) == [(3, "tuned"), (30, "cmk.py")], "the script that answers is not known")
         assert caplog.text.count(f"{tmp_path}/3/cmdline, {tmp_path}/10/cmdline") == 1
         assert {thread.name for thread in {*threading.enumerate()} - before} == {
             f"{tmp_path}/{pid}/cmdline" for pid in (3, *pids)}
@@ -149,8 +148,7 @@ def test_a_containers_script_that_answers_is_known_whatever_others_hang(
     (tmp_path / "12/cmdline").unlink()
     (tmp_path / "12/cmdline").write_bytes(answers)
     with hanging([tmp_path / f"{pid}/cmdline" for pid in (3, *pids) if pid != 12]):
-        while searched(node) != [(3, "tuned"), (12, "cmk.py"), (30, "cmk.py")]:
-            assert time.monotonic() < deadline
+        wait(lambda: searched(node) == [(3, "tuned"), (12, "cmk.py"), (30, "cmk.py")], "a late answer does not count")
 
 
 def test_a_process_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:
@@ -183,10 +181,9 @@ def test_of_the_environment_only_the_names_of_files_are_kept(tmp_path: Path) -> 
 def test_a_real_process_is_found_by_its_name() -> None:
     with subprocess.Popen(["irqbalance", "600"], executable="/bin/sleep") as process:
         try:
-            deadline = time.monotonic() + 120
-            while process.pid not in [program.pid for program in daemons.programs(Procfs(), ["irqbalance"])]:
-                # A program that was just executed has no command line for a moment.
-                assert time.monotonic() < deadline
+            # A program that was just executed has no command line for a moment.
+            wait(lambda: process.pid in [program.pid for program in daemons.programs(Procfs(), ["irqbalance"])],
+                 "the program is not found")
         finally:
             process.kill()
     assert daemons.programs(Procfs(), [f"{Path(sys.executable).name}-not"]) == []
